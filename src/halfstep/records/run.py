@@ -1,0 +1,144 @@
+"""`RunRecord`: one training run, in memory and as a JSON Lines file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from halfstep.records.errors import BadValueError
+from halfstep.records.floats import decode_floats, encode_floats
+from halfstep.records.step import StepRecord
+
+FORMAT_VERSION = 1
+Status = Literal["running", "finished", "interrupted", "collapsed"]
+
+_TEXT_FIELDS = ("recipe", "format", "reason", "device", "torch", "started", "status")
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """What one run of a recipe did: its settings, every step, validation, speed.
+
+    The file form is JSON Lines, so that a run that is killed still leaves all the steps it made:
+    a header line, one line per step, and a closing line with the results.
+
+    Attributes:
+        recipe: Name of the recipe.
+        format: ``"fp32"``, ``"bf16"`` or ``"fp16"``.
+        reason: Why this format was chosen.
+        device: Device type the run was on.
+        torch: Version of torch.
+        started: Local date and time, ISO 8601.
+        settings: What the run was asked for (steps, accumulate, max_norm, seed).
+        steps: One record per attempted update.
+        validation: Metric name to value after the run; empty without a validation.
+        initial_validation: The same before the first update.
+        duration_s: Seconds spent in training steps (validation excluded).
+        status: How the run ended.
+    """
+
+    recipe: str
+    format: str
+    reason: str
+    device: str
+    torch: str
+    started: str
+    settings: dict[str, Any]
+    steps: list[StepRecord] = field(default_factory=list)
+    validation: dict[str, float] = field(default_factory=dict)
+    initial_validation: dict[str, float] = field(default_factory=dict)
+    duration_s: float = 0.0
+    status: Status = "running"
+
+    @property
+    def num_updates(self) -> int:
+        """Committed updates."""
+        return sum(step.updated for step in self.steps)
+
+    @property
+    def num_skipped(self) -> int:
+        """Attempts that moved nothing."""
+        return len(self.steps) - self.num_updates
+
+    @property
+    def consumed_per_s(self) -> float | None:
+        """Divisor units (tokens, samples) of committed updates per second; ``None`` for means."""
+        if not self.steps or not self.duration_s or all(s.divisor is None for s in self.steps):
+            return None
+        return self.steps[-1].consumed / self.duration_s
+
+    def header(self) -> dict[str, Any]:
+        """First line of the file: everything known before the first step."""
+        data = self._scalars()
+        known = ("recipe", "format", "reason", "device", "torch", "started", "settings")
+        return {"halfstep_run": FORMAT_VERSION, **{key: data[key] for key in known}}
+
+    def footer(self) -> dict[str, Any]:
+        """Last line of the file: everything known after the last step."""
+        data = self._scalars()
+        known = ("validation", "initial_validation", "duration_s", "status")
+        return {key: data[key] for key in known}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole record as plain data for JSON."""
+        steps = [step.to_dict() for step in self.steps]
+        return {**self.header(), "steps": steps, **self.footer()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RunRecord:
+        """The inverse of `to_dict`."""
+        version = data.get("halfstep_run")
+        if version != FORMAT_VERSION:
+            raise BadValueError(
+                f"expected a halfstep run record of version {FORMAT_VERSION}, got {version!r};"
+                " record the run again with this version."
+            )
+        fields = {key: value for key, value in data.items() if key != "halfstep_run"}
+        steps = [StepRecord.from_dict(step) for step in fields.pop("steps", [])]
+        decoded = {k: v if k in _TEXT_FIELDS else decode_floats(v) for k, v in fields.items()}
+        return cls(**decoded, steps=steps)
+
+    def lines(self) -> Iterator[str]:
+        """The file's lines, without line ends."""
+        yield json.dumps(self.header(), allow_nan=False)
+        for step in self.steps:
+            yield json.dumps(step.to_dict(), allow_nan=False)
+        yield json.dumps(self.footer(), allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record as JSON Lines."""
+        Path(path).write_text("".join(f"{line}\n" for line in self.lines()), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> RunRecord:
+        """Read a file written by `save` or by ``halfstep train --record``.
+
+        A file that stops early (a killed run) loads with the steps it has and status "running".
+
+        Raises:
+            BadValueError: The file is not a halfstep run record.
+        """
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                if rows and line.startswith("{"):
+                    break  # the last line of a killed run
+                raise BadValueError(f"{path}:{number} is not JSON: {error.msg}.") from error
+            rows.append(row)
+        if not rows or not isinstance(rows[0], dict) or "halfstep_run" not in rows[0]:
+            raise BadValueError(
+                f"{path} is not a halfstep run record; write one with `halfstep train --record`."
+            )
+        steps = [row for row in rows[1:] if "step" in row]
+        ends = [row for row in rows[1:] if "status" in row]
+        return cls.from_dict({**rows[0], "steps": steps, **(ends[-1] if ends else {})})
+
+    def _scalars(self) -> dict[str, Any]:
+        data = {key: value for key, value in asdict(self).items() if key != "steps"}
+        encoded: dict[str, Any] = encode_floats(data)
+        return encoded

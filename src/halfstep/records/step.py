@@ -1,0 +1,88 @@
+"""`StepRecord`: what one attempted update did."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from halfstep.records.floats import decode_floats, encode_floats
+
+Reason = Literal["non_finite", "empty_window"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One attempted update as plain data.
+
+    Attributes:
+        step: Number of attempts so far, this one included (the first is 1).
+        updated: Whether parameters, optimizer state, schedule and clock moved.
+        reason: Why nothing moved: ``"non_finite"`` (a gradient held inf or NaN) or
+            ``"empty_window"`` (the divisor of the window was 0); ``None`` after an update.
+        loss: Mean loss of the window: the sum over its divisor, or the mean over micro-batches.
+        divisor: What the window's loss sum was divided by (valid tokens, samples);
+            ``None`` for losses that are means.
+        metrics: The window's extra sums, each over the divisor.
+        grad_norm: 2-norm of the true gradients: unscaled, normalised, before clipping.
+        clip_coef: Factor applied by clipping, at most 1; 1 without clipping.
+        loss_scale: Scale that the window's backward used.
+        next_loss_scale: Scale that the next window will use.
+        lr: Learning rate of each parameter group during this update.
+        consumed: Sum of divisors over all committed updates, this one included.
+        batch: Index of the window's first micro-batch in the data order, where known.
+    """
+
+    step: int
+    updated: bool
+    reason: Reason | None
+    loss: float
+    divisor: float | None
+    metrics: dict[str, float]
+    grad_norm: float
+    clip_coef: float
+    loss_scale: float
+    next_loss_scale: float
+    lr: list[float]
+    consumed: float
+    batch: int | None = field(default=None)
+
+    @property
+    def skipped(self) -> bool:
+        """The opposite of `updated`."""
+        return not self.updated
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; inf and NaN become the strings ``"inf"``, ``"-inf"``, ``"nan"``."""
+        data = dataclasses.asdict(self)
+        return {key: encode_floats(value) for key, value in data.items()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> StepRecord:
+        """The inverse of `to_dict`."""
+        texts = {"reason"}
+        return cls(**{k: v if k in texts else decode_floats(v) for k, v in data.items()})
+
+    def __str__(self) -> str:
+        rates = ",".join(format_number(rate) for rate in self.lr)
+        line = (
+            f"[step {self.step}] loss={format_number(self.loss)}"
+            f" scale={self.loss_scale:.10g} grad_norm={format_number(self.grad_norm)} lr={rates}"
+        )
+        return line if self.updated else f"{line} skipped=True reason={self.reason}"
+
+
+def format_number(value: float) -> str:
+    """Three significant digits, in the shorter of the plain and the scientific spelling.
+
+    Example:
+        >>> format_number(0.4182), format_number(3e-4), format_number(1.5e6)
+        ('0.418', '3e-4', '1.5e6')
+    """
+    if not math.isfinite(value) or value == 0 or 1e-2 <= abs(value) < 1e5:
+        return f"{value:.3g}" if abs(value) < 1e3 or not math.isfinite(value) else f"{value:.0f}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    return f"{mantissa}e{int(exponent)}"

@@ -1,0 +1,19 @@
+"""Training steps and whole runs."""
+
+from halfstep.training.engine import Engine
+from halfstep.training.fit import fit
+from halfstep.training.loss import LossSum
+from halfstep.training.recipe import Recipe, load_recipe
+from halfstep.training.schedule import TokenSchedule, warmup_cosine
+from halfstep.training.windows import micro_batches
+
+__all__ = [
+    "Engine",
+    "LossSum",
+    "Recipe",
+    "TokenSchedule",
+    "fit",
+    "load_recipe",
+    "micro_batches",
+    "warmup_cosine",
+]

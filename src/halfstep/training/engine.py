@@ -1,0 +1,345 @@
+"""`Engine`: mixed-precision training steps in the only right order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfstep.precision import Policy, as_policy
+from halfstep.records import BadTypeError, BadValueError, CallOrderError
+from halfstep.training.autocast_cache import cast_weights_once
+from halfstep.training.loss import LossSum, check_loss
+from halfstep.training.schedule import (
+    Schedule,
+    TokenSchedule,
+    advance,
+    check_schedule,
+    schedule_state,
+)
+from halfstep.training.setup_checks import check_model, check_optimizer, check_stray_gradients
+from halfstep.training.windows import checked_window
+from halfstep.update import Counters, LossScale, StepOutcome, Update, Window, as_loss_scale
+from halfstep.update.gradients import parameter_names
+from halfstep.update.loss_scale import promote
+from halfstep.update.transaction import Clip
+
+logger = logging.getLogger("halfstep")
+
+Batch = TypeVar("Batch")
+LossFn = Callable[[nn.Module, Batch], Tensor | LossSum]
+
+
+class Engine:
+    """Mixed-precision training of one model by one optimizer.
+
+    With `train_step` for new loops, or by hand in loops that exist::
+
+        with engine.autocast():
+            loss = loss_fn(model, batch)
+        engine.backward(loss)                  # any number of times: the window
+        outcome = engine.step()                # sets the gradients to None
+
+    Nothing moves on a skip: parameters, optimizer state, schedule, token clock, counters.
+
+    Args:
+        model: FP32 parameters on their device. Trainable FP16 parameters are refused.
+        optimizer: Any torch optimizer over parameters of the model whose step needs no closure.
+        precision: ``"auto"`` (asks the hardware and logs why), ``"fp32"``, ``"bf16"``,
+            ``"fp16"``, or a `Policy`.
+        max_norm: Clip the gradients of the whole window to this 2-norm, in FP32 terms: the scale
+            does not change its meaning. torch's formula, with its 1e-6.
+        clip: Instead, a callable that gets the list of parameters with their true gradients and
+            changes them in place. A finite check follows it.
+        loss_scale: ``"auto"`` (dynamic for fp16, none otherwise), a number, ``None``, or a loss
+            scale object.
+        schedule: A `TokenSchedule` (needs `LossSum` losses) or a torch `LRScheduler`, stepped
+            once per committed update. Epoch schedulers stay in your loop.
+        fuse: ``"auto"`` switches a stock Adam, AdamW, SGD or Adagrad that left `fused` and
+            `foreach` open and has no state yet to its fused kernel; ``False`` leaves it alone.
+        diagnose: ``"never"``, or ``"raise"`` to stop at the first window with a non-finite
+            gradient, naming the parameter.
+
+    Raises:
+        BadTypeError, BadValueError: One sentence per mistake, see the messages.
+
+    Example:
+        >>> import torch, halfstep as hs
+        >>> model = torch.nn.Linear(4, 1)
+        >>> engine = hs.Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="fp32")
+        >>> outcome = engine.train_step([torch.ones(2, 4)], lambda model, x: model(x).mean())
+        >>> outcome.updated, outcome.reason
+        (True, None)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        precision: str | Policy = "auto",
+        max_norm: float | None = None,
+        clip: Clip | None = None,
+        loss_scale: LossScale | float | str | None = "auto",
+        schedule: Schedule | None = None,
+        fuse: str | bool = "auto",
+        diagnose: str = "never",
+    ) -> None:
+        device = check_model(model)
+        check_optimizer(optimizer, model)
+        if diagnose not in ("never", "raise"):
+            raise BadValueError(f"diagnose must be 'never' or 'raise', got {diagnose!r}.")
+        if schedule is not None:
+            check_schedule(schedule, optimizer)
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+        self.policy = as_policy(precision, device)
+        if precision == "auto":
+            logger.info("precision: %s (%s)", self.policy.format, self.policy.reason)
+        self._update = Update(
+            optimizer,
+            as_loss_scale(loss_scale, self.policy.format),
+            max_norm=max_norm,
+            clip=clip,
+            fuse=fuse,
+            names=parameter_names(list(model.named_parameters())),
+            stop_at_non_finite=diagnose == "raise",
+            on_commit=self._advance_schedule,
+        )
+        self._schedule = schedule
+        self._window = Window()
+        if isinstance(schedule, TokenSchedule):
+            schedule.apply(optimizer, 0.0)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale object; ``engine.loss_scale.value`` is the current factor."""
+        return self._update.loss_scale
+
+    @property
+    def num_updates(self) -> int:
+        """Steps that moved the parameters."""
+        return self._settled_counters().num_updates
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps that moved nothing."""
+        counters = self._settled_counters()
+        return counters.attempts - counters.num_updates
+
+    @property
+    def consumed(self) -> float:
+        """The token clock: sum of the divisors of all committed updates."""
+        return self._settled_counters().consumed
+
+    def autocast(self) -> torch.autocast:
+        """The context for forward and loss; backward and step never belong inside."""
+        return self.policy.autocast(self.device.type)
+
+    def backward(self, loss: Tensor | LossSum, *, retain_graph: bool = False) -> None:
+        """Add one micro-batch to the window: scaled backward, outside autocast.
+
+        Args:
+            loss: A real scalar (a mean; every micro-batch of the window weighs the same) or a
+                `LossSum`. A window never mixes the two.
+            retain_graph: As in `torch.Tensor.backward`.
+
+        Raises:
+            BadTypeError: Anything else, a tuple above all.
+            CallOrderError: After `gradients` in the same window, when kinds of losses are mixed,
+                or when gradients lie around that were made without the engine.
+
+        Syncs: no; the first `LossSum` of a run reads its divisor once.
+        """
+        window = self._window
+        total = loss.total if isinstance(loss, LossSum) else loss
+        check_loss(total)
+        divisor = loss.divisor if isinstance(loss, LossSum) else None
+        window.check_kind(divisor)
+        if divisor is None and isinstance(self._schedule, TokenSchedule):
+            raise BadTypeError(
+                "a token schedule needs to know how many tokens a loss is made of; return"
+                " hs.LossSum(total, divisor) instead of a mean."
+            )
+        if window.true_gradients:
+            raise CallOrderError(
+                "backward after gradients() in the same window would add scaled gradients to"
+                " unscaled ones; call gradients() after the last backward."
+            )
+        if not window.num_micro_batches:
+            check_stray_gradients(self._update.parameters())
+            if divisor is not None:
+                window.nominal = self._choose_nominal(divisor)
+        scalar = promote(total).reshape(())
+        with torch.autocast(self.device.type, enabled=False):
+            normalised = scalar if divisor is None else scalar / window.nominal
+            self.loss_scale.scale(normalised).backward(retain_graph=retain_graph)
+        metrics = loss.metrics if isinstance(loss, LossSum) else {}
+        window.add(scalar.double() if divisor is not None else scalar, divisor, metrics)
+
+    def step(self) -> StepOutcome:
+        """Close the window: one update or none, and the gradients are ``None``.
+
+        Raises:
+            CallOrderError: Without a `backward` since the last step.
+            NonFiniteGradientError: With ``diagnose="raise"``.
+            ScaleCollapse: After too many skips in a row.
+
+        Syncs: with fused optimizers on an accelerator the host waits for the *previous* step
+        only; any other optimizer costs one wait.
+        """
+        if not self._window.num_micro_batches:
+            raise CallOrderError(
+                "step() without backward(): this window has no gradients. Each step needs at least"
+                " one engine.backward(loss) since the last one."
+            )
+        window, self._window = self._window, Window()
+        return self._update.run(window)
+
+    def train_step(self, window: Iterable[Batch], loss_fn: LossFn[Batch]) -> StepOutcome:
+        """Forward and backward of every micro-batch under autocast, then one step.
+
+        Args:
+            window: A list or an iterator of micro-batches; see `micro_batches`.
+            loss_fn: Called as ``loss_fn(model, batch)`` inside autocast.
+
+        Returns:
+            The outcome of the step.
+
+        Raises:
+            What `backward` and `step` raise. After an exception, the user's too, the window is
+            dropped and nothing has moved.
+        """
+        batches = checked_window(window)
+        if self._window.num_micro_batches:
+            raise CallOrderError(
+                "train_step inside an open window: call step() or abort() after your own"
+                " backward() first."
+            )
+        try:
+            with cast_weights_once(self.device.type, self.model):
+                for batch in batches:
+                    with self.autocast():
+                        loss = loss_fn(self.model, batch)  # type: ignore[arg-type]
+                    self.backward(loss)
+                    del loss
+            if not self._window.num_micro_batches:
+                raise BadValueError("train_step got an empty window; there is nothing to update.")
+            return self.step()
+        except BaseException:
+            self.abort()
+            raise
+
+    @contextlib.contextmanager
+    def gradients(self) -> Iterator[dict[str, Tensor]]:
+        """The true gradients of the window, once, before the step.
+
+        Inside, ``.grad`` holds what FP32 training would have: unscaled, divided by the window's
+        divisor, not clipped. Change it as you like (noise, own clipping); the finite check comes
+        after you.
+
+        Yields:
+            Parameter name to gradient, for the parameters that have one.
+
+        Raises:
+            CallOrderError: Without a backward, or a second time in a window.
+
+        Syncs: no.
+        """
+        window = self._window
+        if not window.num_micro_batches:
+            raise CallOrderError("gradients() without backward(): this window has none yet.")
+        if window.true_gradients:
+            raise CallOrderError(
+                "gradients() was already used in this window; the gradients are true since then."
+            )
+        self._update.unscale_(window)
+        trained = set(map(id, self._update.parameters()))
+        yield {
+            name: p.grad
+            for name, p in self.model.named_parameters()
+            if p.grad is not None and id(p) in trained
+        }
+
+    def abort(self) -> None:
+        """Drop an open window: its gradients become ``None`` and nothing has happened.
+
+        For retries after an out-of-memory error. Without an open window it does nothing.
+        """
+        self._window = Window()
+        self._update.clear_gradients()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the engine itself knows: scale, counters, clock, schedule.
+
+        Model and optimizer have their own ``state_dict``.
+
+        Raises:
+            CallOrderError: Inside an open window, whose gradients no checkpoint holds.
+
+        Syncs: yes.
+        """
+        if self._window.num_micro_batches:
+            raise CallOrderError(
+                "state_dict() inside an open window would lose its gradients; save after step()."
+            )
+        return {
+            "loss_scale": self.loss_scale.state_dict(),
+            "counters": vars(self._settled_counters()).copy(),
+            "schedule": schedule_state(self._schedule),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; an open window is dropped.
+
+        Raises:
+            BadValueError: The state is not an engine's, or was made with another kind of
+                schedule. Nothing is changed then.
+        """
+        expected = {"loss_scale", "counters", "schedule"}
+        if set(state) != expected:
+            raise BadValueError(
+                f"expected the state of an Engine with the keys {sorted(expected)}, got"
+                f" {sorted(map(str, state))}."
+            )
+        if (state["schedule"] is None) != (schedule_state(self._schedule) is None):
+            raise BadValueError(
+                "the state was saved with another kind of schedule; build the engine with the same"
+                " schedule as the run that wrote it."
+            )
+        self.abort()
+        self._update.settle()
+        self.loss_scale.load_state_dict(state["loss_scale"])
+        vars(self._update.counters).update(state["counters"])
+        if isinstance(self._schedule, TokenSchedule):
+            self._schedule.apply(self.optimizer, self._update.counters.consumed)
+        elif self._schedule is not None:
+            self._schedule.load_state_dict(state["schedule"])
+
+    def _settled_counters(self) -> Counters:
+        self._update.settle()
+        return self._update.counters
+
+    def _advance_schedule(self, consumed: float) -> None:
+        advance(self._schedule, self.optimizer, consumed)
+
+    def _choose_nominal(self, divisor: float | Tensor) -> float:
+        """The power of two near the first positive divisor, fixed for the rest of the run.
+
+        A loss summed over 4,096 tokens at S = 2^16 overflows in FP16 where its mean would not, so
+        backward divides by this and the update corrects exactly.
+        """
+        counters = self._update.counters
+        if not counters.nominal:
+            first = float(divisor)
+            if not 0 < first < math.inf:
+                return 1.0
+            counters.nominal = 2.0 ** round(math.log2(first))
+        return counters.nominal

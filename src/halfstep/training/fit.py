@@ -1,0 +1,172 @@
+"""`fit`: the one training loop that every tool uses."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from halfstep.precision import Policy
+from halfstep.records import (
+    BadTypeError,
+    BadValueError,
+    RecipeError,
+    RunRecord,
+    ScaleCollapse,
+    StepRecord,
+)
+from halfstep.training.engine import Engine
+from halfstep.training.recipe import Recipe
+from halfstep.training.scale_trend import ScaleTrend
+from halfstep.update import StepOutcome
+
+logger = logging.getLogger("halfstep")
+
+
+def fit(
+    recipe: Recipe,
+    *,
+    precision: str | Policy = "auto",
+    steps: int = 100,
+    accumulate: int = 1,
+    max_norm: float | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    on_step: Callable[[RunRecord, StepRecord], None] | None = None,
+) -> RunRecord:
+    """Train a recipe for `steps` attempted updates.
+
+    Args:
+        recipe: What to train.
+        precision: As for `Engine`.
+        steps: Attempted updates, at least 1.
+        accumulate: Micro-batches per update.
+        max_norm: As for `Engine`.
+        seed: Seeds torch before the model is made, so that runs of one seed start equal.
+        device: ``None`` for the accelerator where there is one.
+        on_step: Called with the run so far and each step's record.
+
+    Returns:
+        The record of the run. Its status is "interrupted" after Ctrl-C and "collapsed" after a
+        `ScaleCollapse` (which is logged); the steps made are all there.
+
+    Raises:
+        BadValueError, BadTypeError: A setting that cannot be.
+        RecipeError: A factory of the recipe returned nothing usable.
+
+    Syncs: reads each step's record while the next step runs.
+    """
+    for name, value in (("steps", steps), ("accumulate", accumulate)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    place = torch.device(device) if device is not None else _default_device()
+    torch.manual_seed(seed)
+    model = recipe.model()
+    if not isinstance(model, nn.Module):
+        raise BadTypeError(f"Recipe.model must return a torch.nn.Module, got {type(model).__name__}.")
+    model.to(place)
+    optimizer = recipe.optimizer(model)
+    schedule = recipe.schedule(optimizer) if recipe.schedule is not None else None
+    engine = Engine(model, optimizer, precision=precision, max_norm=max_norm, schedule=schedule)
+    run = RunRecord(
+        recipe=recipe.name,
+        format=engine.policy.format,
+        reason=engine.policy.reason,
+        device=place.type,
+        torch=torch.__version__,
+        started=datetime.now().astimezone().isoformat(timespec="seconds"),
+        settings={"steps": steps, "accumulate": accumulate, "max_norm": max_norm, "seed": seed},
+    )
+    try:
+        run.initial_validation = _validate(recipe, engine)
+        windows = _windows(recipe, accumulate, place)
+        _train(engine, recipe, windows, run, on_step)
+        run.validation = _validate(recipe, engine)
+        run.status = "finished"
+    except KeyboardInterrupt:
+        run.status = "interrupted"
+    except ScaleCollapse as collapse:
+        run.status = "collapsed"
+        logger.error("%s", collapse)
+    return run
+
+
+def _train(
+    engine: Engine,
+    recipe: Recipe,
+    windows: Iterator[list[Any]],
+    run: RunRecord,
+    on_step: Callable[[RunRecord, StepRecord], None] | None,
+) -> None:
+    trend = ScaleTrend()
+
+    def note(outcome: StepOutcome) -> None:
+        record = outcome.record
+        run.steps.append(record)
+        run.duration_s = time.perf_counter() - start
+        if message := trend.note(record):
+            logger.warning("%s", message)
+        if on_step is not None:
+            on_step(run, record)
+
+    engine.model.train()
+    previous: StepOutcome | None = None
+    start = time.perf_counter()
+    try:
+        for _ in range(run.settings["steps"]):
+            outcome = engine.train_step(next(windows), recipe.loss_fn)
+            if previous is not None:
+                note(previous)  # by now the host need not wait for it
+            previous = outcome
+    finally:
+        if previous is not None:
+            note(previous)
+
+
+def _windows(recipe: Recipe, accumulate: int, device: torch.device) -> Iterator[list[Any]]:
+    """Windows of `accumulate` batches without end; a finite sequence starts again."""
+    window: list[Any] = []
+    while True:
+        empty = True
+        for batch in recipe.batches():
+            empty = False
+            window.append(to_device(batch, device))
+            if len(window) == accumulate:
+                yield window
+                window = []
+        if empty:
+            raise RecipeError(f"batches() of recipe {recipe.name!r} yields nothing.")
+
+
+def _validate(recipe: Recipe, engine: Engine) -> dict[str, float]:
+    if recipe.validate is None:
+        return {}
+    was_training = engine.model.training
+    engine.model.eval()
+    try:
+        with torch.no_grad(), engine.autocast():
+            result = recipe.validate(engine.model)
+    finally:
+        engine.model.train(was_training)
+    if isinstance(result, Mapping):
+        return {str(name): float(value) for name, value in result.items()}
+    return {"validation": float(result)}
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """`batch` with every tensor in it (tuples, lists, dicts, named tuples) on `device`."""
+
+    def move(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(move, batch)
+
+
+def _default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

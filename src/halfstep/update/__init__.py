@@ -1,0 +1,25 @@
+"""The transaction: loss scales, norm, multiplier, optimizer adapters, outcome."""
+
+from halfstep.update.loss_scale import (
+    DynamicLossScale,
+    LossScale,
+    NoLossScale,
+    StaticLossScale,
+    as_loss_scale,
+)
+from halfstep.update.outcome import StepOutcome
+from halfstep.update.transaction import Counters, Update
+from halfstep.update.window import Window, checked_divisor
+
+__all__ = [
+    "Counters",
+    "DynamicLossScale",
+    "LossScale",
+    "NoLossScale",
+    "StaticLossScale",
+    "StepOutcome",
+    "Update",
+    "Window",
+    "as_loss_scale",
+    "checked_divisor",
+]

@@ -1,0 +1,101 @@
+"""Which parameters take part in an update, and the layouts their gradients may have."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+
+class GradientCollector:
+    """The parameters of one optimizer that have a gradient, in the order of its groups.
+
+    Returns the *same* list object as long as the same parameters have a gradient, so that what
+    was prepared for a list (kernel plans) can be reused by identity.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._all: list[Tensor] = []
+        self._sizes: list[int] = []
+        self._partial: list[Tensor] = []
+
+    def all_parameters(self) -> list[Tensor]:
+        """Every parameter of the optimizer, groups that were added later included."""
+        sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._all = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return self._all
+
+    def collect(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Parameters with a gradient, and their gradients, sparse ones coalesced."""
+        parameters = self.all_parameters()
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if len(grads) < len(parameters):
+            partial = [p for p in parameters if p.grad is not None]
+            if not _same_objects(partial, self._partial):
+                self._partial = partial
+            parameters = self._partial
+        if any(map(operator.attrgetter("is_sparse"), grads)):
+            for p, grad in zip(parameters, grads, strict=True):
+                if grad.is_sparse and not grad.is_coalesced():
+                    p.grad = grad.coalesce()  # entries of one row add up, and may overflow
+            grads = [p.grad for p in parameters if p.grad is not None]
+        return parameters, grads
+
+    def clear(self) -> None:
+        """Set every gradient to ``None``."""
+        for p in self.all_parameters():
+            p.grad = None
+
+
+def match_layouts(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    """Gradients laid out in memory as their parameters are.
+
+    torch's fused CPU kernels walk both as flat memory: with a transposed gradient they silently
+    apply each element to the wrong weight. Autograd never makes such a gradient, hooks and
+    assignments to ``.grad`` do. The gradients that differ are copied and assigned back.
+    """
+    if all(map(Tensor.is_contiguous, grads)) and all(map(Tensor.is_contiguous, parameters)):
+        return grads
+    for index, (p, grad) in enumerate(zip(parameters, grads, strict=True)):
+        if grad.layout is torch.strided and grad.stride() != p.stride():
+            grads[index] = torch.empty_like(p).copy_(grad)
+            p.grad = grads[index]
+    return grads
+
+
+def values_of(grad: Tensor) -> Tensor:
+    """The stored numbers: the tensor itself, or the values of a coalesced sparse one."""
+    return grad._values() if grad.is_sparse else grad
+
+
+def non_finite_parameters(model_names: dict[int, str], parameters: Sequence[Tensor]) -> list[str]:
+    """Names of the parameters whose gradient holds inf or NaN.
+
+    Args:
+        model_names: ``id(parameter)`` to name.
+        parameters: Parameters with gradients.
+
+    Syncs: yes, once per parameter; only called when something is wrong already.
+    """
+    bad = [
+        p
+        for p in parameters
+        if p.grad is not None and not bool(torch.isfinite(values_of(p.grad)).all())
+    ]
+    return [model_names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in bad]
+
+
+def _same_objects(left: Sequence[object], right: Sequence[object]) -> bool:
+    return len(left) == len(right) and all(map(operator.is_, left, right))
+
+
+def parameter_names(named: Sequence[tuple[str, Parameter]]) -> dict[int, str]:
+    """``id(parameter)`` to its dotted name in the model."""
+    return {id(parameter): name for name, parameter in named}

@@ -1,0 +1,114 @@
+"""`StepOutcome`: the explicit result of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from halfstep.records import StepRecord
+
+
+class StepOutcome:
+    """What one `Engine.step` did. Looking at any field makes the host wait for that step.
+
+    On a CPU, and with optimizers that cannot skip by themselves, everything is known at once. With
+    a fused optimizer on an accelerator the fields are read from a pinned copy when first asked
+    for, so a loop that looks at every tenth outcome waits every tenth step.
+
+    It has no truth value: ``if outcome:`` would hide whether "it ran" or "it exists" was meant.
+    Ask `updated` or `skipped`.
+    """
+
+    __slots__ = ("_make_record", "_record")
+
+    def __init__(self, make_record: Callable[[], StepRecord]) -> None:
+        self._make_record = make_record
+        self._record: StepRecord | None = None
+
+    def settle(self) -> None:
+        """Wait for the step and commit what follows from it."""
+        if self._record is None:
+            self._record = self._make_record()
+
+    @property
+    def record(self) -> StepRecord:
+        """All fields as plain data."""
+        self.settle()
+        assert self._record is not None
+        return self._record
+
+    @property
+    def step(self) -> int:
+        """Attempts so far, this one included."""
+        return self.record.step
+
+    @property
+    def updated(self) -> bool:
+        """Whether the parameters moved."""
+        return self.record.updated
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing moved."""
+        return self.record.skipped
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing moved, ``None`` after an update."""
+        return self.record.reason
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the window."""
+        return self.record.loss
+
+    @property
+    def divisor(self) -> float | None:
+        """What the window's loss sum was divided by; ``None`` for mean losses."""
+        return self.record.divisor
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The window's extra sums over the divisor."""
+        return self.record.metrics
+
+    @property
+    def grad_norm(self) -> float:
+        """True 2-norm before clipping."""
+        return self.record.grad_norm
+
+    @property
+    def clip_coef(self) -> float:
+        """Factor applied by clipping, at most 1."""
+        return self.record.clip_coef
+
+    @property
+    def loss_scale(self) -> float:
+        """Scale of this window."""
+        return self.record.loss_scale
+
+    @property
+    def next_loss_scale(self) -> float:
+        """Scale of the next window."""
+        return self.record.next_loss_scale
+
+    @property
+    def lr(self) -> float | list[float]:
+        """Learning rate of this update; a list with several parameter groups."""
+        rates = self.record.lr
+        return rates[0] if len(rates) == 1 else rates
+
+    @property
+    def consumed(self) -> float:
+        """Divisor units of all committed updates."""
+        return self.record.consumed
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a StepOutcome has no truth value; ask outcome.updated or outcome.skipped."
+        )
+
+    def __str__(self) -> str:
+        return str(self.record)
+
+    def __repr__(self) -> str:
+        return f"StepOutcome({self.record!r})"

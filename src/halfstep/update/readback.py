@@ -1,0 +1,59 @@
+"""Numbers from the device: at once in one wait, or later without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Number = float | int | Tensor
+
+
+def read_now(values: Sequence[Number]) -> list[float]:
+    """All values as floats, in one wait if any is on a device.
+
+    Syncs: once if a value is on a device, else no.
+    """
+    devices = {v.device for v in values if isinstance(v, Tensor) and v.device.type != "cpu"}
+    if not devices:
+        return [float(value) for value in values]
+    read: list[float] = pack(values, devices.pop()).tolist()
+    return read
+
+
+def pack(values: Sequence[Number], device: torch.device) -> Tensor:
+    """The values side by side in one float64 tensor on `device`."""
+    return torch.stack(
+        [
+            v.detach().to(device, torch.float64)
+            if isinstance(v, Tensor)
+            else torch.full((), v, dtype=torch.float64, device=device)
+            for v in values
+        ]
+    )
+
+
+class Readback:
+    """A copy to pinned host memory that was started and not waited for.
+
+    Args:
+        values: 1-D float64 tensor. On a CPU there is nothing to wait for.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.Event | None = None
+        if values.device.type == "cpu":
+            self._host = values
+            return
+        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        self._host.copy_(values, non_blocking=True)
+        self._event = torch.Event(values.device)
+        self._event.record()
+
+    def wait(self) -> list[float]:
+        """The values, once they have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        read: list[float] = self._host.tolist()
+        return read
