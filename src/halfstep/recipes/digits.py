@@ -85,4 +85,5 @@ def build() -> Recipe:
         batches=_batches,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
         validate=_validate,
+        unit="samples",
     )

@@ -66,7 +66,7 @@ class ByteTransformer(nn.Module):
         self.norm = nn.LayerNorm(_WIDTH)
         self.head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
         self.head.weight = self.token.weight
-        nn.init.normal_(self.token.weight, std=0.05)
+        nn.init.normal_(self.token.weight, std=0.2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Token ids (batch, context) to logits (batch, context, 256)."""

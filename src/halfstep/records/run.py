@@ -15,7 +15,7 @@ from halfstep.records.step import StepRecord
 FORMAT_VERSION = 1
 Status = Literal["running", "finished", "interrupted", "collapsed"]
 
-_TEXT_FIELDS = ("recipe", "format", "reason", "device", "torch", "started", "status")
+_TEXT_FIELDS = ("recipe", "format", "reason", "device", "torch", "started", "unit", "status")
 
 
 @dataclass(slots=True)
@@ -32,6 +32,7 @@ class RunRecord:
         device: Device type the run was on.
         torch: Version of torch.
         started: Local date and time, ISO 8601.
+        unit: What the divisors count: "tokens", "samples".
         settings: What the run was asked for (steps, accumulate, max_norm, seed).
         steps: One record per attempted update.
         validation: Metric name to value after the run; empty without a validation.
@@ -46,6 +47,7 @@ class RunRecord:
     device: str
     torch: str
     started: str
+    unit: str
     settings: dict[str, Any]
     steps: list[StepRecord] = field(default_factory=list)
     validation: dict[str, float] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class RunRecord:
     def header(self) -> dict[str, Any]:
         """First line of the file: everything known before the first step."""
         data = self._scalars()
-        known = ("recipe", "format", "reason", "device", "torch", "started", "settings")
+        known = ("recipe", "format", "reason", "device", "torch", "started", "unit", "settings")
         return {"halfstep_run": FORMAT_VERSION, **{key: data[key] for key in known}}
 
     def footer(self) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def fit(
         device=place.type,
         torch=torch.__version__,
         started=datetime.now().astimezone().isoformat(timespec="seconds"),
+        unit=recipe.unit,
         settings={"steps": steps, "accumulate": accumulate, "max_norm": max_norm, "seed": seed},
     )
     try:

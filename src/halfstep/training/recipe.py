@@ -34,6 +34,7 @@ class Recipe:
         validate: ``validate(model)`` under no_grad and autocast, in eval mode: one number or a
             mapping of names to numbers.
         schedule: ``schedule(optimizer)``: a token schedule or a torch LRScheduler.
+        unit: What the divisors count, for display: "tokens", "samples".
     """
 
     name: str
@@ -43,12 +44,13 @@ class Recipe:
     optimizer: Callable[[nn.Module], Optimizer]
     validate: Callable[[nn.Module], float | Mapping[str, float]] | None = None
     schedule: Callable[[Optimizer], Schedule] | None = None
+    unit: str = "tokens"
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             optional = field.name in ("validate", "schedule")
-            if field.name == "name" or (optional and value is None) or callable(value):
+            if field.name in ("name", "unit") or (optional and value is None) or callable(value):
                 continue
             hint = " (a factory, so that every run starts afresh)" if not optional else ""
             raise BadTypeError(

@@ -1,0 +1,5 @@
+"""``python -m halfstep``."""
+
+from halfstep.cli import main
+
+main()

@@ -1,0 +1,17 @@
+"""The command line: arguments, one library call, a renderer, an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of ``halfstep``."""
+    try:
+        from halfstep.cli.app import app
+    except ImportError as error:
+        sys.exit(
+            f"halfstep: the command line needs Typer and Rich ({error});"
+            " install them with: pip install 'halfstep[cli]'"
+        )
+    app()

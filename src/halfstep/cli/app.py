@@ -1,0 +1,28 @@
+"""All commands."""
+
+from __future__ import annotations
+
+import typer
+
+from halfstep.cli.explain import explain
+from halfstep.cli.train import train
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Mixed-precision training for PyTorch that is safe, fast and explains itself.",
+)
+app.command()(train)
+app.command(context_settings={"ignore_unknown_options": True})(explain)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        from halfstep import __version__
+
+        typer.echo(f"halfstep {__version__}")
+        raise typer.Exit

@@ -1,0 +1,92 @@
+"""``halfstep train``."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halfstep.cli.console import show_log, stderr, stdout
+from halfstep.cli.failures import one_line_errors
+from halfstep.cli.progress import TrainingProgress
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="lm, digits, path/to/file.py:function or package.module:function.")
+    ] = "lm",
+    precision: Annotated[
+        str, typer.Option(help="auto, fp32, bf16 or fp16; auto asks the hardware.")
+    ] = "auto",
+    steps: Annotated[int, typer.Option(help="Attempted updates.")] = 300,
+    accumulate: Annotated[int, typer.Option(help="Micro-batches per update.")] = 1,
+    max_norm: Annotated[
+        float | None, typer.Option(help="Clip the true gradient norm to this.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of initialisation and dropout.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; default: the accelerator if any.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="FP32, BF16 and FP16 one after the other.")
+    ] = False,
+    log_every: Annotated[
+        int | None, typer.Option(help="Steps between log lines; default: ten lines, none with a bar.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write each run as JSON Lines to this file.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON on stdout.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Train a recipe in mixed precision.
+
+    Exit code 0 when all steps were made, 1 when the loss scale collapsed, 2 when the run could not
+    start, 130 after Ctrl-C (the steps made are shown and recorded).
+    """
+    with one_line_errors(debug):
+        from halfstep.records import RunRecord
+        from halfstep.report.run_file import RunFiles
+        from halfstep.report.tables import run_table
+        from halfstep.tools.compare import FORMATS
+        from halfstep.tools.compare import compare as run_each
+        from halfstep.training import fit, load_recipe
+
+        console = stderr()
+        show_log(console)
+        loaded = load_recipe(recipe)
+        progress = TrainingProgress(console, log_every)
+        formats = FORMATS if compare else (precision,)
+
+        with RunFiles(record, formats) as files, progress.running():
+
+            def fit_in(name: str) -> RunRecord:
+                def on_step(run: RunRecord, step: object) -> None:
+                    files.note(name, run)
+                    progress.on_step(run, run.steps[-1])
+
+                run = fit(
+                    loaded,
+                    precision=name,
+                    steps=steps,
+                    accumulate=accumulate,
+                    max_norm=max_norm,
+                    seed=seed,
+                    device=device,
+                    on_step=on_step,
+                )
+                files.close(name, run)
+                return run
+
+            runs = list(run_each(fit_in, formats))
+        if json:
+            typer.echo(json_module.dumps({"runs": [run.to_dict() for run in runs]}))
+        else:
+            stdout().print(run_table(runs))
+        statuses = {run.status for run in runs}
+        if "interrupted" in statuses:
+            raise typer.Exit(130)
+        if "collapsed" in statuses:
+            raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Records to text, JSON and pages; renderers take records and nothing else."""

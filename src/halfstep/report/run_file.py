@@ -1,0 +1,79 @@
+"""Run records on disk, written while the run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from halfstep.records import BadValueError, RunRecord
+
+
+class RunFiles:
+    """One JSON Lines file per run; several runs get their format into the file name.
+
+    All files are opened at once, so that a folder that cannot be written to is known before any
+    training. A file that got no line is removed again.
+
+    Args:
+        path: Where to, or ``None`` to write nothing.
+        names: One per run, for the file names.
+
+    Raises:
+        BadValueError: A file cannot be opened.
+    """
+
+    def __init__(self, path: Path | None, names: Sequence[str]) -> None:
+        self._files: dict[str, TextIO] = {}
+        self._written: set[str] = set()
+        if path is None:
+            return
+        for name in names:
+            one = path if len(names) == 1 else path.with_suffix(f".{name}{path.suffix}")
+            try:
+                self._files[name] = one.open("w", encoding="utf-8")
+            except OSError as error:
+                self._remove_empty()
+                raise BadValueError(
+                    f"cannot write the record to {str(one)!r}: {error.strerror}; create the folder"
+                    " or choose another path."
+                ) from error
+
+    def note(self, name: str, run: RunRecord) -> None:
+        """Append the newest step of a run, after its header the first time."""
+        if name not in self._files:
+            return
+        if name not in self._written:
+            self._write(name, run.header())
+        self._write(name, run.steps[-1].to_dict())
+
+    def close(self, name: str, run: RunRecord) -> None:
+        """Append the results of a run."""
+        if name in self._files:
+            if name not in self._written:
+                self._write(name, run.header())
+            self._write(name, run.footer())
+
+    def _write(self, name: str, row: dict[str, Any]) -> None:
+        self._written.add(name)
+        self._files[name].write(json.dumps(row, allow_nan=False) + "\n")
+        self._files[name].flush()
+
+    def _remove_empty(self) -> None:
+        for name, file in self._files.items():
+            file.close()
+            if name not in self._written:
+                Path(file.name).unlink(missing_ok=True)
+
+    def __enter__(self) -> RunFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove_empty()

@@ -1,0 +1,87 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from halfstep.numerics import Classified
+from halfstep.records import RunRecord
+from halfstep.records.step import format_number
+
+_COLOURS = {
+    "overflow": "red",
+    "underflow": "red",
+    "inf": "red",
+    "nan": "red",
+    "subnormal": "yellow",
+    "rounded": "",
+}
+
+
+def run_table(runs: Sequence[RunRecord]) -> Table:
+    """One row per run: where the loss went, what was skipped, how fast."""
+    metrics = list(dict.fromkeys(name for run in runs for name in run.validation))
+    table = Table(title=f"{runs[0].recipe} on {runs[0].device}, torch {runs[0].torch}")
+    table.add_column("format")
+    for name in ("updates", "skipped", "first loss", "last loss", *metrics, "scale"):
+        table.add_column(name, justify="right")
+    table.add_column(f"{runs[0].unit}/s", justify="right")
+    table.add_column("status")
+    for run in runs:
+        speed = run.consumed_per_s
+        table.add_row(
+            run.format,
+            str(run.num_updates),
+            str(run.num_skipped),
+            format_number(run.steps[0].loss) if run.steps else "-",
+            format_number(run.steps[-1].loss) if run.steps else "-",
+            *(_metric(run, name) for name in metrics),
+            f"{run.steps[-1].next_loss_scale:g}" if run.steps else "-",
+            f"{speed:,.0f}" if speed else "-",
+            run.status,
+        )
+    return table
+
+
+def explain_table(rows: Sequence[tuple[str, Classified]]) -> Table:
+    """One row per value, scale and format.
+
+    Args:
+        rows: Format name and classification.
+    """
+    table = Table()
+    for name in ("value", "scale"):
+        table.add_column(name, justify="right")
+    table.add_column("format")
+    table.add_column("becomes", justify="right")
+    table.add_column("category")
+    table.add_column("error", justify="right")
+    table.add_column("sign exponent significand")
+    group: tuple[float, float] | None = None
+    for name, row in rows:
+        key = (row.value, row.scale)
+        if group is not None and repr(key) != repr(group):
+            table.add_section()
+        group = key
+        table.add_row(
+            f"{row.value:.6g}",
+            f"{row.scale:g}",
+            name,
+            f"{row.rounded:.6g}",
+            Text(row.category, style=_COLOURS.get(row.category, "")),
+            f"{row.error:.2g}" if row.error else "0",
+            f"{row.sign} {row.exponent} {row.mantissa}",
+        )
+    return table
+
+
+def _metric(run: RunRecord, name: str) -> str:
+    if name not in run.validation:
+        return "-"
+    after = format_number(run.validation[name])
+    if name not in run.initial_validation:
+        return after
+    return f"{format_number(run.initial_validation[name])} -> {after}"

@@ -1,0 +1,1 @@
+"""What the commands run: one file or folder per tool."""
