@@ -72,8 +72,10 @@ class OptimizerAdapter:
         if self._fused_by_us and not is_fused(self.optimizer):
             fuse_again(self.optimizer)
         if is_fused(self.optimizer):
-            grads = match_layouts(params, grads)
-            if plan := self._current_plan(params):
+            plan = self._current_plan(params)
+            if plan is None or not (plan.is_contiguous and all(map(Tensor.is_contiguous, grads))):
+                grads = match_layouts(params, grads)
+            if plan is not None:
                 plan.run(grads, multiplier, found_inf)
                 return
         assert not isinstance(multiplier, Tensor), "undecided updates take the kernel's road"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+
+
+_is_sparse = operator.attrgetter("is_sparse")
 
 
 class GradientCollector:
@@ -35,18 +39,19 @@ class GradientCollector:
     def collect(self) -> tuple[list[Tensor], list[Tensor]]:
         """Parameters with a gradient, and their gradients, sparse ones coalesced."""
         parameters = self.all_parameters()
-        grads = [p.grad for p in parameters if p.grad is not None]
-        if len(grads) < len(parameters):
-            partial = [p for p in parameters if p.grad is not None]
+        grads = [p.grad for p in parameters]
+        if any(map(operator.is_, grads, repeat(None))):
+            partial = [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
             if not _same_objects(partial, self._partial):
                 self._partial = partial
             parameters = self._partial
-        if any(map(operator.attrgetter("is_sparse"), grads)):
-            for p, grad in zip(parameters, grads, strict=True):
+        present = [grad for grad in grads if grad is not None]
+        if any(map(_is_sparse, present)):
+            for index, (p, grad) in enumerate(zip(parameters, present, strict=True)):
                 if grad.is_sparse and not grad.is_coalesced():
-                    p.grad = grad.coalesce()  # entries of one row add up, and may overflow
-            grads = [p.grad for p in parameters if p.grad is not None]
-        return parameters, grads
+                    # entries of one row add up, and may overflow
+                    p.grad = present[index] = grad.coalesce()
+        return parameters, present
 
     def clear(self) -> None:
         """Set every gradient to ``None``."""
@@ -61,8 +66,6 @@ def match_layouts(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Ten
     apply each element to the wrong weight. Autograd never makes such a gradient, hooks and
     assignments to ``.grad`` do. The gradients that differ are copied and assigned back.
     """
-    if all(map(Tensor.is_contiguous, grads)) and all(map(Tensor.is_contiguous, parameters)):
-        return grads
     for index, (p, grad) in enumerate(zip(parameters, grads, strict=True)):
         if grad.layout is torch.strided and grad.stride() != p.stride():
             grads[index] = torch.empty_like(p).copy_(grad)

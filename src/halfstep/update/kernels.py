@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -143,14 +143,18 @@ KERNELS: dict[type[Optimizer], Kernel] = {
 
 @dataclass
 class _Block:
-    """One piece of a large CPU tensor, with the views the kernel needs."""
+    """Pieces of large CPU tensors that fill the scratch buffer once, and the kernel's views.
 
-    index: int
-    start: int
-    stop: int
-    params: list[Tensor]
-    states: list[list[Tensor]]
-    steps: list[Tensor]
+    Attributes:
+        pieces: Gradient index, first and last element of each piece.
+        views: For the parameters and each kind of state, one view per piece.
+        steps: The step counter of each piece.
+    """
+
+    pieces: list[tuple[int, int, int]] = field(default_factory=list)
+    views: list[list[Tensor]] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+    size: int = 0
 
 
 class _GroupPlan:
@@ -174,22 +178,34 @@ class _GroupPlan:
                 state["step"] = view
         self._float64 = params[0].dtype is torch.float64
         self._blocks: list[_Block] = []
+        self._scratch = torch.empty(0)
         self._small = list(range(len(params)))
         if params[0].device.type == "cpu" and params[0].dtype is torch.float32:
             self._cut_large_tensors()
 
     def _cut_large_tensors(self) -> None:
-        large = [i for i in self._small if self._params[i].numel() >= _WORTH_BLOCKS]
-        large = [i for i in large if self._params[i].is_contiguous()]
-        self._small = [i for i in self._small if i not in set(large)]
-        for i in large:
+        large = {
+            i
+            for i, p in enumerate(self._params)
+            if p.numel() >= _WORTH_BLOCKS and p.is_contiguous()
+        }
+        self._small = [i for i in self._small if i not in large]
+        for i in sorted(large):
             flat = [t.detach().view(-1) for t in (self._params[i], *(s[i] for s in self._states))]
-            size = flat[0].numel()
-            for start in range(0, size, _BLOCK):
-                stop = min(start + _BLOCK, size)
-                views = [[tensor[start:stop]] for tensor in flat]
-                steps = [self._steps[i]] if self._steps else []
-                self._blocks.append(_Block(i, start, stop, views[0], views[1:], steps))
+            for start in range(0, flat[0].numel(), _BLOCK):
+                stop = min(start + _BLOCK, flat[0].numel())
+                self._add_piece(i, start, stop, [tensor[start:stop] for tensor in flat])
+
+    def _add_piece(self, index: int, start: int, stop: int, views: list[Tensor]) -> None:
+        if not self._blocks or self._blocks[-1].size + stop - start > _BLOCK:
+            self._blocks.append(_Block(views=[[] for _ in views]))
+        block = self._blocks[-1]
+        block.pieces.append((index, start, stop))
+        block.size += stop - start
+        for kept, view in zip(block.views, views, strict=True):
+            kept.append(view)
+        if self._steps:
+            block.steps.append(self._steps[index])
 
     def run(
         self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None
@@ -222,13 +238,18 @@ class _GroupPlan:
         self._kernel.launch(self.group, params, picked, states, steps, grad_scale, found_inf)
 
     def _run_blocks(self, grads: list[Tensor], multiplier: float) -> None:
-        launch, group = self._kernel.launch, self.group
-        scratch = torch.empty(max(b.stop - b.start for b in self._blocks))
-        for block in self._blocks:
-            piece = grads[block.index].view(-1)[block.start : block.stop]
+        if not len(self._scratch):  # kept: fresh pages would cost as much as they save
+            self._scratch = torch.empty(max(block.size for block in self._blocks))
+        flat = {i: grads[i].view(-1) for block in self._blocks for i, _, _ in block.pieces}
+        for block in reversed(self._blocks):  # the norm has just read the last gradients
+            pieces = [flat[i][start:stop] for i, start, stop in block.pieces]
             if multiplier != 1.0:
-                piece = torch.div(piece, multiplier, out=scratch[: block.stop - block.start])
-            launch(group, block.params, [piece], block.states, block.steps, None, None)
+                parts = self._scratch[: block.size].split([len(piece) for piece in pieces])
+                for piece, part in zip(pieces, parts, strict=True):
+                    torch.div(piece, multiplier, out=part)
+                pieces = list(parts)
+            params, *states = block.views
+            self._kernel.launch(self.group, params, pieces, states, block.steps, None, None)
 
 
 class KernelPlan:
@@ -239,6 +260,7 @@ class KernelPlan:
 
     def __init__(self, optimizer: Optimizer, kernel: Kernel, params: list[Tensor]) -> None:
         self.params = params
+        self.is_contiguous = all(map(Tensor.is_contiguous, params))
         self._optimizer = optimizer
         self._kernel = kernel
         self._state = optimizer.state

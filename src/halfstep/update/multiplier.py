@@ -25,6 +25,7 @@ from torch import Tensor
 from halfstep.update.gradients import values_of
 
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
+_SMALLEST_MAXIMUM = 65504.0  # FP16's; every other format that gradients have goes further
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 
 Number = TypeVar("Number", float, Tensor)
@@ -96,6 +97,8 @@ def _would_overflow(norm_after: float, multiplier: float, grads: Sequence[Tensor
 
     torch checks before it multiplies: FP16 60000 times 4 passes its check as inf.
     """
+    if norm_after <= _SMALLEST_MAXIMUM:
+        return False
     if norm_after <= min(torch.finfo(dtype).max for dtype in {grad.dtype for grad in grads}):
         return False
     stored = [values_of(grad) for grad in grads if grad.numel()]

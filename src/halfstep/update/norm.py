@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -36,10 +37,15 @@ def grad_norm(grads: Sequence[Tensor]) -> float | Tensor:
 
     Syncs: no.
     """
-    values = [_real_values(grad) for grad in grads]
-    if all(value.device.type == "cpu" for value in values):
-        return _host_norm(values)
-    return _device_norm(values)
+    dtypes = {grad.dtype for grad in grads}
+    if any(map(_is_sparse, grads)) or any(dtype.is_complex for dtype in dtypes):
+        grads = [_real_values(grad) for grad in grads]
+        dtypes = {grad.dtype for grad in grads}
+    return _host_norm(grads, dtypes) if all(map(_is_cpu, grads)) else _device_norm(grads)
+
+
+_is_sparse = operator.attrgetter("is_sparse")
+_is_cpu = operator.attrgetter("is_cpu")
 
 
 def _real_values(grad: Tensor) -> Tensor:
@@ -47,20 +53,20 @@ def _real_values(grad: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
 
 
-def _host_norm(values: Sequence[Tensor]) -> float:
+def _host_norm(values: Sequence[Tensor], dtypes: set[torch.dtype]) -> float:
+    narrow = values
     total = 0.0
-    small: dict[torch.dtype, list[Tensor]] = {}
+    if dtypes != {torch.float32}:
+        narrow = [value for value in values if value.dtype is torch.float32]
+        total = _wide_square([value for value in values if value.dtype is not torch.float32])
+    small = [value for value in narrow if value.numel() < _SMALL]
     rows: list[Tensor] = []
-    for value in values:
-        if value.dtype is torch.float32 and value.numel() >= _SMALL:
-            rows += _row_norms(value)
-        else:
-            small.setdefault(value.dtype, []).append(value)
-    for dtype, group in small.items():
-        if dtype is torch.float32:
-            rows += _row_norms(_flatten_dense_tensors(group))
-        else:
-            total += _wide_square(group)
+    if small:
+        _append_row_norms(rows, _flatten_dense_tensors(small))
+    if len(small) < len(narrow):
+        for value in narrow:
+            if value.numel() >= _SMALL:
+                _append_row_norms(rows, value)
     if rows:
         joined = torch.cat(rows).double()
         total += float(torch.dot(joined, joined))
@@ -69,18 +75,17 @@ def _host_norm(values: Sequence[Tensor]) -> float:
     return _careful_norm(values)
 
 
-def _row_norms(value: Tensor) -> list[Tensor]:
-    flat = value.reshape(-1)
-    size = flat.numel()
+def _append_row_norms(rows: list[Tensor], value: Tensor) -> None:
+    if not value.is_contiguous():
+        value = value.reshape(-1)
+    size = value.numel()
     width = _row_width(size)
-    rest = size % width
-    rows = []
-    if size > rest:
-        body = flat[: size - rest] if rest else flat
-        rows.append(torch.linalg.vector_norm(body.view(-1, width), dim=1))
-    if rest:
+    if rest := size % width:
+        flat = value.view(-1)
         rows.append(torch.linalg.vector_norm(flat[size - rest :]).view(1))
-    return rows
+        value = flat[: size - rest]
+    if value.numel():
+        rows.append(torch.linalg.vector_norm(value.view(-1, width), dim=1))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -169,7 +169,9 @@ class Update:
             measured = self._measure(window, params, grads)
             if self._may_defer(measured, params):
                 return self._step_undecided(window, params, grads, measured)
-            return self._step_decided(window, measured)
+            if measured.left_by_clip is not None:
+                params, grads = self._collector.collect()  # the callable may have replaced some
+            return self._step_decided(window, params, grads, measured)
         finally:
             self._collector.clear()
             torch.clear_autocast_cache()  # it holds casts of the weights as they were
@@ -203,14 +205,15 @@ class Update:
             and self._adapter.can_skip_itself(params)
         )
 
-    def _step_decided(self, window: Window, measured: Measured) -> StepOutcome:
+    def _step_decided(
+        self, window: Window, params: list[Tensor], grads: list[Tensor], measured: Measured
+    ) -> StepOutcome:
         """The step of an optimizer that cannot skip by itself: the host decides."""
         left = measured.norm if measured.left_by_clip is None else measured.left_by_clip
         norm, unit, norm_left, scale, loss, weight, *metrics = read_now(
             [measured.norm, measured.unit, left, self.loss_scale.value, *window.sums()]
         )
         _check_total(weight)
-        params, grads = self._collector.collect()
         if weight == 0:
             decision = Decision(0.0, math.nan, 1.0, 1.0)
         elif measured.left_by_clip is None or not math.isfinite(norm):
