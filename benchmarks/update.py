@@ -181,7 +181,11 @@ def main() -> None:
     busy = busy_fraction()
     if busy > 0.2 and not options.force:
         sys.exit(f"other processes use {busy:.0%} of the cores; wait, or give --force")
-    results: dict[str, Any] = {"date": date.today().isoformat(), **machine(), "busy": round(busy, 3)}
+    results: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        **machine(),
+        "busy": round(busy, 3),
+    }
     print(f"{results['cpu']}, {results['threads']} threads, torch {results['torch']}")
     for name, make in OPTIMIZERS.items():
         for count, size in SIZES:

@@ -49,7 +49,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 - names come from one table
+__all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:

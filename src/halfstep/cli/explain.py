@@ -14,7 +14,8 @@ from halfstep.cli.failures import one_line_errors
 
 def explain(
     values: Annotated[
-        list[str], typer.Argument(help="Numbers: 2^-30, -1e-8, 0x1p-3, inf, nan.", metavar="VALUE...")
+        list[str],
+        typer.Argument(help="2^-30, -1e-8, 0x1p-3, inf, nan.", metavar="VALUE..."),
     ],
     scale: Annotated[
         list[str] | None, typer.Option(help="Loss scale; may be given several times.")

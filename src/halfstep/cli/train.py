@@ -33,7 +33,8 @@ def train(
         bool, typer.Option("--compare", help="FP32, BF16 and FP16 one after the other.")
     ] = False,
     log_every: Annotated[
-        int | None, typer.Option(help="Steps between log lines; default: ten lines, none with a bar.")
+        int | None,
+        typer.Option(help="Steps per log line; default: ten lines in all, no line with a bar."),
     ] = None,
     record: Annotated[
         Path | None, typer.Option(help="Write each run as JSON Lines to this file.")

@@ -13,9 +13,7 @@ from torch import Tensor
 from halfstep.numerics.formats import Format
 from halfstep.records import BadValueError
 
-Category = Literal[
-    "zero", "exact", "rounded", "subnormal", "underflow", "overflow", "inf", "nan"
-]
+Category = Literal["zero", "exact", "rounded", "subnormal", "underflow", "overflow", "inf", "nan"]
 
 
 @dataclass(frozen=True)

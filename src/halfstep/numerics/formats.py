@@ -142,6 +142,4 @@ def format_named(name: str) -> Format:
     try:
         return FORMATS[name.lower()]
     except KeyError:
-        raise BadValueError(
-            f"format must be one of {', '.join(FORMATS)}, got {name!r}."
-        ) from None
+        raise BadValueError(f"format must be one of {', '.join(FORMATS)}, got {name!r}.") from None

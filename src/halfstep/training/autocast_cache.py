@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 
-def cast_weights_once(device_type: str, model: nn.Module) -> contextlib.AbstractContextManager[object]:
+def cast_weights_once(
+    device_type: str, model: nn.Module
+) -> contextlib.AbstractContextManager[object]:
     """A context in which forwards under autocast reuse the low-precision weights.
 
     autocast drops its casts when the outermost context exits. A disabled one around the whole

@@ -180,7 +180,7 @@ class Engine:
         scalar = promote(total).reshape(())
         with torch.autocast(self.device.type, enabled=False):
             normalised = scalar if divisor is None else scalar / window.nominal
-            self.loss_scale.scale(normalised).backward(retain_graph=retain_graph)
+            torch.autograd.backward(self.loss_scale.scale(normalised), retain_graph=retain_graph)
         metrics = loss.metrics if isinstance(loss, LossSum) else {}
         window.add(scalar.double() if divisor is not None else scalar, divisor, metrics)
 

@@ -69,7 +69,9 @@ def fit(
     torch.manual_seed(seed)
     model = recipe.model()
     if not isinstance(model, nn.Module):
-        raise BadTypeError(f"Recipe.model must return a torch.nn.Module, got {type(model).__name__}.")
+        raise BadTypeError(
+            f"Recipe.model must return a torch.nn.Module, got {type(model).__name__}."
+        )
     model.to(place)
     optimizer = recipe.optimizer(model)
     schedule = recipe.schedule(optimizer) if recipe.schedule is not None else None

@@ -41,7 +41,9 @@ class LossSum:
         check_loss(total)
         self.total = total
         self.divisor = checked_divisor(divisor)
-        self.metrics = {name: _checked_metric(name, value, total) for name, value in metrics.items()}
+        self.metrics = {
+            name: _checked_metric(name, value, total) for name, value in metrics.items()
+        }
 
     def __repr__(self) -> str:
         return f"LossSum(total={float(self.total):g}, divisor={float(self.divisor):g})"

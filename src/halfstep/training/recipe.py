@@ -86,9 +86,7 @@ def load_recipe(spec: str) -> Recipe:
     except ImportError as error:
         raise RecipeError(f"{spec} needs a package that is missing: {error}") from error
     if not isinstance(recipe, Recipe):
-        raise RecipeError(
-            f"{spec} must return a halfstep.Recipe, got {type(recipe).__name__}."
-        )
+        raise RecipeError(f"{spec} must return a halfstep.Recipe, got {type(recipe).__name__}.")
     return recipe
 
 

@@ -47,7 +47,8 @@ def _grouped(batches: Iterator[T], per_update: int, drop_last: bool) -> Iterator
 def checked_window(window: object) -> Iterable[object]:
     """Refuse what could as well be one batch: iterating over it would be silently wrong."""
     if isinstance(window, (list, Iterator)) or (
-        isinstance(window, Iterable) and not isinstance(window, (tuple, dict, str, bytes))
+        isinstance(window, Iterable)
+        and not isinstance(window, (tuple, dict, str, bytes))
         and not hasattr(window, "shape")
     ):
         return window

@@ -1,12 +1,7 @@
 """The transaction: loss scales, norm, multiplier, optimizer adapters, outcome."""
 
-from halfstep.update.loss_scale import (
-    DynamicLossScale,
-    LossScale,
-    NoLossScale,
-    StaticLossScale,
-    as_loss_scale,
-)
+from halfstep.update.dynamic_scale import DynamicLossScale, as_loss_scale
+from halfstep.update.loss_scale import LossScale, NoLossScale, StaticLossScale
 from halfstep.update.outcome import StepOutcome
 from halfstep.update.transaction import Counters, Update
 from halfstep.update.window import Window, checked_divisor

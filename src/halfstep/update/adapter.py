@@ -21,7 +21,8 @@ from torch.optim import SGD, Optimizer
 from halfstep.records import BadTypeError, BadValueError
 from halfstep.update.fuse import fuse_again, fuse_if_free, is_fused
 from halfstep.update.gradients import match_layouts
-from halfstep.update.kernels import KERNELS, KernelPlan
+from halfstep.update.kernel_plan import KernelPlan
+from halfstep.update.kernels import KERNELS
 from halfstep.update.multiplier import divide_, in_float32_range
 
 

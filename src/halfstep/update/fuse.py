@@ -31,9 +31,7 @@ def fuse_if_free(optimizer: Optimizer) -> bool:
     if not all(_is_open(group) for group in optimizer.param_groups):
         return False
     _switch(optimizer)
-    logger.info(
-        "%s: using the fused kernel (fuse=False leaves it alone)", type(optimizer).__name__
-    )
+    logger.info("%s: using the fused kernel (fuse=False leaves it alone)", type(optimizer).__name__)
     return True
 
 

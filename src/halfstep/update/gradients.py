@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-
 _is_sparse = operator.attrgetter("is_sparse")
 
 

@@ -103,9 +103,7 @@ class StepOutcome:
         return self.record.consumed
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            "a StepOutcome has no truth value; ask outcome.updated or outcome.skipped."
-        )
+        raise TypeError("a StepOutcome has no truth value; ask outcome.updated or outcome.skipped.")
 
     def __str__(self) -> str:
         return str(self.record)

@@ -24,7 +24,7 @@ from halfstep.update.attempt import Attempt, Numbers, reason_for
 from halfstep.update.gradients import GradientCollector, non_finite_parameters
 from halfstep.update.loss_scale import LossScale
 from halfstep.update.multiplier import Decision, decide_on_device, decide_on_host, divide_
-from halfstep.update.norm import grad_norm
+from halfstep.update.norm import GradientNorm
 from halfstep.update.outcome import StepOutcome
 from halfstep.update.readback import Number, Readback, pack, read_now
 from halfstep.update.window import Window
@@ -110,6 +110,7 @@ class Update:
         self._optimizer = optimizer
         self._adapter = OptimizerAdapter(optimizer, fuse)
         self._collector = GradientCollector(optimizer)
+        self._norm = GradientNorm()
         self._max_norm = max_norm
         self._clip = clip
         self._names = dict(names or {})
@@ -177,13 +178,13 @@ class Update:
             torch.clear_autocast_cache()  # it holds casts of the weights as they were
 
     def _measure(self, window: Window, params: list[Tensor], grads: list[Tensor]) -> Measured:
-        norm, unit = grad_norm(grads), self._unit(window)
+        norm, unit = self._norm(grads, key=params), self._unit(window)
         known_bad = isinstance(norm, float) and not math.isfinite(norm)
         if self._clip is None or known_bad or (isinstance(unit, float) and unit == 0):
             return Measured(norm, unit)
         self.unscale_(window)
         self._clip(params)
-        return Measured(norm, unit, grad_norm(self._collector.collect()[1]))
+        return Measured(norm, unit, self._norm(self._collector.collect()[1]))
 
     def _unit(self, window: Window) -> float | Tensor:
         if window.true_gradients:
@@ -232,9 +233,7 @@ class Update:
         consumed = self._commit(reason, weight, attempt)
         self._observe(reason, next_scale)
         numbers = Numbers(decision.grad_norm, decision.clip_coef, scale, loss, weight, metrics)
-        return StepOutcome(
-            lambda: attempt.record(numbers, reason, float(next_scale), consumed)
-        )
+        return StepOutcome(lambda: attempt.record(numbers, reason, float(next_scale), consumed))
 
     def _step_undecided(
         self, window: Window, params: list[Tensor], grads: list[Tensor], measured: Measured
@@ -252,9 +251,7 @@ class Update:
             decision.found_inf, weight if isinstance(weight, Tensor) else None
         )
         facts = [decision.found_inf, decision.grad_norm, decision.clip_coef, scale]
-        readback = Readback(
-            pack([*facts, self.loss_scale.value, *window.sums()], norm.device)
-        )
+        readback = Readback(pack([*facts, self.loss_scale.value, *window.sums()], norm.device))
 
         def settle() -> StepRecord:
             self._unsettled = None
