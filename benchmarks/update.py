@@ -33,7 +33,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import halfstep as hs
 from halfstep.update import Update, Window
 
-SIZES = [(150, 300_000), (60, 3_000_000), (150, 4_096), (300, 64)]
+SIZES = [(300, 64), (150, 4_096), (150, 300_000), (60, 3_000_000)]
 SCALE = 2.0**16
 MAX_NORM = 1.0
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {

@@ -86,9 +86,8 @@ def decide_on_device(
     multiplier = unit / coef
     # the norm bounds every element, so an element overflows only if the norm does
     limit = min(torch.finfo(grad.dtype).max for grad in grads)
-    applicable = (
-        (grad_norm * coef <= limit) & (multiplier >= _SMALLEST) & (multiplier <= _LARGEST)
-    )  # false for NaN as well
+    in_range = (multiplier >= _SMALLEST) & (multiplier <= _LARGEST)
+    applicable = (unit > 0) & (grad_norm * coef <= limit) & in_range  # false for NaN as well
     return Decision((~applicable).float(), grad_norm, coef, multiplier.float())
 
 

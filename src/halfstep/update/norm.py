@@ -141,7 +141,7 @@ def _careful_norm(values: Sequence[Tensor]) -> float:
 def _device_norm(values: Sequence[Tensor]) -> Tensor:
     # Accumulating in float64 needs no second look for the false alarm above 1.8e19, which would
     # make the host wait; the kernel is bound by memory either way.
-    home = next(value.device for value in values if value.device.type != "cpu")
+    home = next((value.device for value in values if not value.is_cpu), values[0].device)
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for value in values:
         groups.setdefault((value.device, value.dtype), []).append(value)

@@ -246,10 +246,7 @@ class Update:
         attempt = Attempt.of(self.counters.attempts + 1, self._optimizer, window)
         self._adapter.apply(params, grads, decision.multiplier, decision.found_inf)
         scale = self.loss_scale.value.clone()
-        weight = window.weight
-        self._advance_loss_scale_on_device(
-            decision.found_inf, weight if isinstance(weight, Tensor) else None
-        )
+        self._advance_loss_scale_on_device(decision.found_inf, window.weight)
         facts = [decision.found_inf, decision.grad_norm, decision.clip_coef, scale]
         readback = Readback(pack([*facts, self.loss_scale.value, *window.sums()], norm.device))
 
@@ -285,10 +282,12 @@ class Update:
             scale.adjust(torch.full((), found_inf, device=scale.value.device))
         return float(scale.value) if scale.value.device.type == "cpu" else scale.value.clone()
 
-    def _advance_loss_scale_on_device(self, found_inf: Tensor, weight: Tensor | None) -> None:
+    def _advance_loss_scale_on_device(self, found_inf: Tensor, weight: Number) -> None:
+        """The same for a window that may turn out to be empty, or not finite."""
         scale = self.loss_scale
-        if weight is None:
-            scale.adjust(found_inf)
+        if not isinstance(weight, Tensor):
+            if weight:
+                scale.adjust(found_inf)
             return
         before = [tensor.clone() for tensor in scale.device_state()]
         scale.adjust(found_inf)

@@ -1,0 +1,133 @@
+"""The road without a host decision, driven on a CPU.
+
+The fused CPU kernels hold on `found_inf` as the CUDA ones do, so the device arithmetic, the late
+commit and the masked loss scale can be tested without a GPU. Only the wait is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+import halfstep as hs
+from halfstep.update import Update, Window
+from halfstep.update.norm import _device_norm
+from halfstep.update.transaction import Measured
+from optimizers import FUSED_CASES, make_optimizer
+from snapshots import differences, snapshot
+
+EPS = torch.finfo(torch.float32).eps
+
+
+class Undecided(Update):
+    """An update that never lets the host decide once the kernel can."""
+
+    def _measure(self, window: Window, params: list[Tensor], grads: list[Tensor]) -> Measured:
+        return Measured(_device_norm(grads), self._unit(window))
+
+    def _may_defer(self, measured: Measured, params: list[Tensor]) -> bool:
+        return self._adapter.can_skip_itself(params)
+
+
+def make(kind: type[Update], case: tuple[str, str]) -> tuple[list[Parameter], Optimizer, Update]:
+    torch.manual_seed(0)
+    params = [Parameter(torch.randn(shape)) for shape in [(3, 4), (5,)]]
+    optimizer = make_optimizer(case, params)
+    scale = hs.DynamicLossScale(2.0**4, growth_interval=2)
+    return params, optimizer, kind(optimizer, scale, max_norm=1.0)
+
+
+def run(
+    update: Update, params: Sequence[Parameter], factor: float, divisor: float | Tensor | None
+) -> hs.StepOutcome:
+    generator = torch.Generator().manual_seed(1)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator) * factor
+    window = Window()
+    window.add(torch.tensor(6.0), divisor, {"correct": torch.tensor(4.0)})
+    return update.run(window)
+
+
+FACTORS = [1.0, 30.0, math.inf, 1.0, math.nan, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
+@pytest.mark.parametrize("divisor", [None, 3.0, torch.tensor(3.0, dtype=torch.float64)])
+def test_undecided_steps_equal_decided_ones(
+    case: tuple[str, str], divisor: float | Tensor | None
+) -> None:
+    # oracle: the host road, which test_reference.py compares with float64
+    records, weights = [], []
+    for kind in (Update, Undecided):
+        params, _, update = make(kind, case)
+        outcomes = [run(update, params, factor, divisor) for factor in FACTORS]
+        records.append([outcome.record for outcome in outcomes])
+        weights.append([p.detach().clone() for p in params])
+    for host, device in zip(*records, strict=True):
+        for field in ("step", "updated", "reason", "loss_scale", "next_loss_scale", "lr"):
+            assert getattr(host, field) == getattr(device, field)
+        assert host.consumed == device.consumed
+        assert host.metrics == device.metrics
+        if host.updated:
+            assert device.grad_norm == pytest.approx(host.grad_norm, rel=8 * EPS)
+            assert device.clip_coef == pytest.approx(host.clip_coef, rel=8 * EPS)
+    for host_weight, device_weight in zip(*weights, strict=True):
+        assert torch.allclose(host_weight, device_weight, rtol=16 * EPS, atol=16 * EPS)
+
+
+@pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
+def test_undecided_skip_moves_no_bit(case: tuple[str, str]) -> None:
+    params, optimizer, update = make(Undecided, case)
+    run(update, params, 1.0, None)
+    run(update, params, 1.0, None)
+    before = snapshot(optimizer) + [p.detach().clone() for p in params]
+    assert run(update, params, math.inf, None).skipped
+    assert differences(before, snapshot(optimizer) + [p.detach().clone() for p in params]) == []
+
+
+def test_undecided_first_step_is_decided_by_the_host() -> None:
+    # torch makes fused state uninitialised: a held first step would leave it so
+    params, optimizer, update = make(Undecided, ("momentum", "fused"))
+    assert run(update, params, math.inf, None).skipped
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_undecided_step_commits_before_the_next_one_or_on_a_look() -> None:
+    params, _, update = make(Undecided, ("adamw", "fused"))
+    run(update, params, 1.0, None)
+    outcome = run(update, params, 1.0, None)
+    assert update.counters.num_updates == 1
+    later = run(update, params, 1.0, None)
+    assert update.counters.num_updates == 2
+    assert later.updated
+    assert update.counters.num_updates == 3
+    assert outcome.step == 2
+
+
+@pytest.mark.parametrize("divisor", [0.0, torch.tensor(0.0, dtype=torch.float64)])
+def test_undecided_empty_window_leaves_the_loss_scale(divisor: float | Tensor) -> None:
+    params, _, update = make(Undecided, ("adamw", "fused"))
+    run(update, params, 1.0, 1.0)
+    state = update.loss_scale.state_dict()
+    before = [p.detach().clone() for p in params]
+    outcome = run(update, params, 1.0, divisor)
+    assert (outcome.updated, outcome.reason) == (False, "empty_window")
+    assert update.loss_scale.state_dict() == state
+    assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
+
+
+@pytest.mark.parametrize("divisor", [math.nan, -1.0, math.inf])
+def test_undecided_divisor_that_cannot_be_holds_and_is_an_error(divisor: float) -> None:
+    params, _, update = make(Undecided, ("adamw", "fused"))
+    run(update, params, 1.0, 1.0)
+    before = [p.detach().clone() for p in params]
+    outcome = run(update, params, 1.0, torch.tensor(divisor, dtype=torch.float64))
+    with pytest.raises(ValueError, match="divisors of this window add up to"):
+        outcome.record  # noqa: B018
+    assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
