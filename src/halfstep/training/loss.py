@@ -46,7 +46,8 @@ class LossSum:
         }
 
     def __repr__(self) -> str:
-        return f"LossSum(total={float(self.total):g}, divisor={float(self.divisor):g})"
+        total = float(self.total.detach())
+        return f"LossSum(total={total:g}, divisor={float(self.divisor):g})"
 
 
 def check_loss(loss: object) -> None:

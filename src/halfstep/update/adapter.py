@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections.abc import Iterator
 
 import torch
@@ -19,11 +20,13 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from halfstep.records import BadTypeError, BadValueError
-from halfstep.update.fuse import fuse_again, fuse_if_free, is_fused
+from halfstep.update.fuse import fuse_again, fuse_if_free, is_fused, unfuse
 from halfstep.update.gradients import match_layouts
 from halfstep.update.kernel_plan import KernelPlan
 from halfstep.update.kernels import KERNELS
 from halfstep.update.multiplier import divide_, in_float32_range
+
+_is_sparse = operator.attrgetter("is_sparse")
 
 
 class OptimizerAdapter:
@@ -72,6 +75,8 @@ class OptimizerAdapter:
         """
         if self._fused_by_us and not is_fused(self.optimizer):
             fuse_again(self.optimizer)
+        if any(map(_is_sparse, grads)) and is_fused(self.optimizer):
+            self._leave_fused_road()
         if is_fused(self.optimizer):
             plan = self._current_plan(params)
             if plan is None or not (plan.is_contiguous and all(map(Tensor.is_contiguous, grads))):
@@ -85,6 +90,15 @@ class OptimizerAdapter:
         else:
             divide_(grads, multiplier)
             self.optimizer.step()
+
+    def _leave_fused_road(self) -> None:
+        if not self._fused_by_us:
+            raise BadValueError(
+                f"{type(self.optimizer).__name__} with fused=True takes no sparse gradient; build"
+                " it without fused=True, or the embedding without sparse=True."
+            )
+        self._fused_by_us = False
+        unfuse(self.optimizer, "which takes no sparse gradient")
 
     def _current_plan(self, params: list[Tensor]) -> KernelPlan | None:
         if self._plan is None or not self._plan.is_current(params):

@@ -50,6 +50,15 @@ def fuse_again(optimizer: Optimizer) -> None:
         )
 
 
+def unfuse(optimizer: Optimizer, because: str) -> None:
+    """Take the switch back, for good; the state stays as it is."""
+    optimizer.defaults["fused"] = None
+    for group in optimizer.param_groups:
+        group["fused"] = None
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    logger.info("%s: not using the fused kernel, %s", type(optimizer).__name__, because)
+
+
 def is_fused(optimizer: Optimizer) -> bool:
     """Whether every group runs in a fused kernel at this moment."""
     return all(bool(group.get("fused")) for group in optimizer.param_groups)
