@@ -8,6 +8,8 @@ Every round runs each contestant once, in turn, and ratios are taken *within* a 
 show medians and quartiles. A call is timed three ways: `host` until it returns, `wall` until the
 device is done (it was idle before), `device` between two events. The results are rewritten after
 every section, so that an interrupted run keeps what it had.
+
+One file, the model included, because it is one visit to one machine that makes one dated report.
 """
 
 from __future__ import annotations
@@ -214,7 +216,7 @@ def measure_update(
 
 
 def run_updates(scope: Scope) -> dict[str, Any]:
-    """Section a."""
+    """The update step of every optimizer and size."""
     rows: dict[str, Any] = {}
     for name, make in OPTIMIZERS.items():
         for count, size in scope.sizes:
@@ -274,7 +276,7 @@ def engine_way(device: torch.device) -> Callable[[], Callable[[], object]]:
 
 
 def run_syncs(scope: Scope, steps: int = 5) -> dict[str, Any]:
-    """Section b."""
+    """Host syncs per step, once state, plans and pinned memory exist."""
     device = scope.device
     control = torch.zeros((), device=device)
     found: dict[str, list[str]] = {}
@@ -320,7 +322,7 @@ def foreach_norm(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def run_norms(scope: Scope) -> dict[str, Any]:
-    """Section c."""
+    """Accumulating in float64 against float32: time and error."""
     device, rows = scope.device, {}
     print("\nnorm: ms on the device, float64 accumulation over float32, error in float32 eps")
     print(f"  {'':24}{'float32':>9}{'float64':>9}   {'ratio':21}{'error f32':>12}{'f64':>8}")
@@ -533,7 +535,7 @@ def formats_of(device: torch.device) -> dict[str, str]:
 
 
 def run_training(scope: Scope) -> dict[str, Any]:
-    """Section d."""
+    """Tokens per second of a stock loop and of `Engine.train_step`, format by format."""
     rows: dict[str, Any] = {}
     shape, batch = scope.shape, scope.batch
     print(f"\ntraining, {shape}: tokens/s, ratio with quartiles, peak memory in GiB")

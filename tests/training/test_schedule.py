@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -64,8 +65,8 @@ def test_warmup_cosine_rises_then_falls_and_stays_between_its_ends(
     schedule = hs.warmup_cosine(total=warmup + length, warmup=warmup, start=0.2, end=0.1)
     rising = [schedule.factor(x) for x in sorted(at) if x < warmup]
     falling = [schedule.factor(x) for x in sorted(at) if x >= warmup]
-    assert all(a <= b + EPS for a, b in zip(rising, rising[1:], strict=False))
-    assert all(a + EPS >= b for a, b in zip(falling, falling[1:], strict=False))
+    assert all(a <= b + EPS for a, b in itertools.pairwise(rising))
+    assert all(a + EPS >= b for a, b in itertools.pairwise(falling))
     assert all(0.2 <= factor <= 1 + EPS for factor in rising)
     assert all(0.1 <= factor <= 1 for factor in falling)
 
@@ -141,7 +142,7 @@ def test_token_schedule_with_a_mean_loss_is_refused() -> None:
 
 def test_plateau_scheduler_is_refused_with_the_place_for_it() -> None:
     recipe = small(schedule=torch.optim.lr_scheduler.ReduceLROnPlateau)
-    with pytest.raises(TypeError, match="ReduceLROnPlateau, whose step.* needs a metric; keep it"):
+    with pytest.raises(TypeError, match=r"ReduceLROnPlateau, whose step.* needs a metric; keep it"):
         hs.fit(recipe, precision="fp32", steps=1)
 
 

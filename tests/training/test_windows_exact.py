@@ -66,7 +66,8 @@ def test_any_split_gives_the_update_of_the_whole_batch(
     assert outcome.metrics == {"seen": 1.0}
     for name, p in model.named_parameters():
         wanted = reference(count, max_norm)[name]
-        assert (p.detach() - wanted).abs().max() <= 32 * EPS * wanted.abs().max()
+        # weights start inside [-0.36, 0.36] and move by gradients of about 1
+        assert (p.detach() - wanted).abs().max() <= 32 * EPS * wanted.abs().max().clamp(min=1.0)
 
 
 def test_outcome_of_a_window_has_the_loss_of_the_whole_batch() -> None:

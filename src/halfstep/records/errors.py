@@ -8,6 +8,10 @@ line can tell our sentences (exit code 2, no traceback) from an error in the use
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from halfstep.records.step import StepRecord
 
 
 class HalfstepError(Exception):
@@ -52,18 +56,24 @@ class ScaleCollapse(HalfstepError, RuntimeError):  # noqa: N818 - the name users
         num_skips: Skipped updates in a row.
         scales: The loss scale at each of the last skips, oldest first.
         parameters: Names of parameters whose gradient was not finite at the last skip.
+        record: What the last attempt did, where an engine made it.
     """
 
     def __init__(
-        self, num_skips: int, scales: Sequence[float] = (), parameters: Sequence[str] = ()
+        self,
+        num_skips: int,
+        scales: Sequence[float] = (),
+        parameters: Sequence[str] = (),
+        record: StepRecord | None = None,
     ) -> None:
         self.num_skips = num_skips
+        self.record = record
         self.scales = tuple(scales)
         self.parameters = tuple(parameters)
         super().__init__(self._explain())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.num_skips, self.scales, self.parameters)
+        return type(self), (self.num_skips, self.scales, self.parameters, self.record)
 
     def _explain(self) -> str:
         text = f"{self.num_skips} updates in a row were skipped because of non-finite gradients"

@@ -123,24 +123,43 @@ class RunRecord:
         Raises:
             BadValueError: The file is not a halfstep run record.
         """
-        rows: list[dict[str, Any]] = []
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                if rows and line.startswith("{"):
-                    break  # the last line of a killed run
-                raise BadValueError(f"{path}:{number} is not JSON: {error.msg}.") from error
-            rows.append(row)
-        if not rows or not isinstance(rows[0], dict) or "halfstep_run" not in rows[0]:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            rows = _read_rows(lines)
+            if not rows or "halfstep_run" not in rows[0]:
+                raise ValueError("no header line")
+            steps = [row for row in rows[1:] if "step" in row]
+            ends = [row for row in rows[1:] if "status" in row]
+            return cls.from_dict({**rows[0], "steps": steps, **(ends[-1] if ends else {})})
+        except BadValueError:
+            raise
+        except (ValueError, TypeError) as error:
             raise BadValueError(
-                f"{path} is not a halfstep run record; write one with `halfstep train --record`."
-            )
-        steps = [row for row in rows[1:] if "step" in row]
-        ends = [row for row in rows[1:] if "status" in row]
-        return cls.from_dict({**rows[0], "steps": steps, **(ends[-1] if ends else {})})
+                f"{path} is not a halfstep run record ({_first_line(error)}); write one with"
+                " `halfstep train --record`."
+            ) from error
 
     def _scalars(self) -> dict[str, Any]:
         data = {key: value for key, value in asdict(self).items() if key != "steps"}
         encoded: dict[str, Any] = encode_floats(data)
         return encoded
+
+
+def _read_rows(lines: list[str]) -> list[dict[str, Any]]:
+    """The JSON objects; a last line that a killed run left half written is dropped."""
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            if rows and number == len(lines):
+                break
+            raise
+        if not isinstance(row, dict):
+            raise TypeError(f"line {number} is no JSON object")
+        rows.append(row)
+    return rows
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].replace("RunRecord.__init__() ", "")

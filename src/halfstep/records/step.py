@@ -81,7 +81,7 @@ def format_number(value: float) -> str:
         ('0.418', '3e-4', '1.5e6')
     """
     if not math.isfinite(value) or value == 0 or 1e-2 <= abs(value) < 1e5:
-        return f"{value:.3g}" if abs(value) < 1e3 or not math.isfinite(value) else f"{value:.0f}"
+        return f"{value:.3g}" if abs(value) < 999.5 or not math.isfinite(value) else f"{value:.0f}"
     mantissa, exponent = f"{value:.2e}".split("e")
     if "." in mantissa:
         mantissa = mantissa.rstrip("0").rstrip(".")

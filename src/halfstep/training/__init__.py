@@ -2,8 +2,9 @@
 
 from halfstep.training.engine import Engine
 from halfstep.training.fit import fit
+from halfstep.training.load_recipe import load_recipe
 from halfstep.training.loss import LossSum
-from halfstep.training.recipe import Recipe, load_recipe
+from halfstep.training.recipe import Recipe
 from halfstep.training.schedule import TokenSchedule, warmup_cosine
 from halfstep.training.windows import micro_batches
 

@@ -224,7 +224,7 @@ class Engine:
                 " backward() first."
             )
         try:
-            with cast_weights_once(self.device.type, self.model):
+            with cast_weights_once(self.device.type, self.model, batches):
                 for batch in batches:
                     with self.autocast():
                         loss = loss_fn(self.model, batch)  # type: ignore[arg-type]

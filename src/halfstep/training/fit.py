@@ -65,7 +65,7 @@ def fit(
     for name, value in (("steps", steps), ("accumulate", accumulate)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-    place = torch.device(device) if device is not None else _default_device()
+    place = _checked_device(device)
     torch.manual_seed(seed)
     model = recipe.model()
     if not isinstance(model, nn.Module):
@@ -109,8 +109,7 @@ def _train(
 ) -> None:
     trend = ScaleTrend()
 
-    def note(outcome: StepOutcome) -> None:
-        record = outcome.record
+    def note(record: StepRecord) -> None:
         run.steps.append(record)
         run.duration_s = time.perf_counter() - start
         if message := trend.note(record):
@@ -119,17 +118,22 @@ def _train(
             on_step(run, record)
 
     engine.model.train()
-    previous: StepOutcome | None = None
+    pending: list[StepOutcome] = []  # read one step late, when the host need not wait any more
     start = time.perf_counter()
     try:
         for _ in range(run.settings["steps"]):
-            outcome = engine.train_step(next(windows), recipe.loss_fn)
-            if previous is not None:
-                note(previous)  # by now the host need not wait for it
-            previous = outcome
+            pending.append(engine.train_step(next(windows), recipe.loss_fn))
+            if len(pending) > 1:
+                note(pending.pop(0).record)
+    except ScaleCollapse as collapse:
+        if pending:
+            note(pending.pop(0).record)
+        if collapse.record is not None:
+            note(collapse.record)
+        raise
     finally:
-        if previous is not None:
-            note(previous)
+        while pending:
+            note(pending.pop(0).record)
 
 
 def _windows(recipe: Recipe, accumulate: int, device: torch.device) -> Iterator[list[Any]]:
@@ -157,9 +161,19 @@ def _validate(recipe: Recipe, engine: Engine) -> dict[str, float]:
             result = recipe.validate(engine.model)
     finally:
         engine.model.train(was_training)
-    if isinstance(result, Mapping):
-        return {str(name): float(value) for name, value in result.items()}
-    return {"validation": float(result)}
+    named = result if isinstance(result, Mapping) else {"validation": result}
+    return {str(name): _checked_metric(name, value) for name, value in named.items()}
+
+
+def _checked_metric(name: object, value: object) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value)
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise BadTypeError(
+        f"Recipe.validate must return a number or a mapping of names to numbers, got"
+        f" {type(value).__name__} for {name!r}."
+    )
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -171,5 +185,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return pytree.tree_map(move, batch)
 
 
-def _default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _checked_device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise BadValueError(f"cannot use device {str(device)!r}: {reason}.") from error
+    return place

@@ -53,7 +53,9 @@ class _GroupPlan:
         elif self._float64:
             divide_(grads, multiplier)  # the kernels' float32 grad_scale would cost 29 bits
         elif multiplier != 1.0:
-            grad_scale = torch.full((), multiplier, device=self._params[0].device)
+            grad_scale = torch.full(
+                (), multiplier, dtype=torch.float32, device=self._params[0].device
+            )
         self._kernel.launch(
             self.group, self._params, grads, self._states, self._steps, grad_scale, found_inf
         )

@@ -231,9 +231,10 @@ class Update:
             self._adapter.apply(params, grads, decision.multiplier, None)
         next_scale = self._advance_loss_scale(reason)
         consumed = self._commit(reason, weight, attempt)
-        self._observe(reason, next_scale)
         numbers = Numbers(decision.grad_norm, decision.clip_coef, scale, loss, weight, metrics)
-        return StepOutcome(lambda: attempt.record(numbers, reason, float(next_scale), consumed))
+        outcome = StepOutcome(lambda: attempt.record(numbers, reason, float(next_scale), consumed))
+        self._observe(reason, next_scale, outcome)
+        return outcome
 
     def _step_undecided(
         self, window: Window, params: list[Tensor], grads: list[Tensor], measured: Measured
@@ -256,9 +257,10 @@ class Update:
             _check_total(weight)
             reason = reason_for(found_inf, weight)
             consumed = self._commit(reason, weight, attempt)
-            self._observe(reason, next_scale)
             numbers = Numbers(grad_norm, coef, scale, loss, weight, metrics)
-            return attempt.record(numbers, reason, next_scale, consumed)
+            record = attempt.record(numbers, reason, next_scale, consumed)
+            self._observe(reason, next_scale, StepOutcome(lambda: record))
+            return record
 
         self._unsettled = StepOutcome(settle)
         return self._unsettled
@@ -279,7 +281,8 @@ class Update:
         scale = self.loss_scale
         if reason != "empty_window":
             found_inf = 0.0 if reason is None else 1.0
-            scale.adjust(torch.full((), found_inf, device=scale.value.device))
+            device = scale.value.device
+            scale.adjust(torch.full((), found_inf, dtype=torch.float32, device=device))
         return float(scale.value) if scale.value.device.type == "cpu" else scale.value.clone()
 
     def _advance_loss_scale_on_device(self, found_inf: Tensor, weight: Number) -> None:
@@ -294,7 +297,7 @@ class Update:
         for tensor, old in zip(scale.device_state(), before, strict=True):
             tensor.copy_(torch.where(weight == 0, old, tensor))
 
-    def _observe(self, reason: Reason | None, next_scale: Number) -> None:
+    def _observe(self, reason: Reason | None, next_scale: Number, outcome: StepOutcome) -> None:
         if reason == "empty_window":
             return
         skipped = reason is not None
@@ -302,7 +305,7 @@ class Update:
             self.loss_scale.observe(skipped, float(next_scale) if skipped else 0.0)
         except ScaleCollapse as collapse:
             raise ScaleCollapse(
-                collapse.num_skips, collapse.scales, self._bad_parameters()
+                collapse.num_skips, collapse.scales, self._bad_parameters(), outcome.record
             ) from None
 
     def _non_finite_error(self, scale: float) -> NonFiniteGradientError:

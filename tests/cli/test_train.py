@@ -1,0 +1,141 @@
+"""``halfstep train``: what goes to stdout, to stderr, to files, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+from user_recipes import Invoke
+
+import halfstep as hs
+
+
+def runs_in(result: Result) -> list[dict[str, Any]]:
+    """The runs of strict JSON; raises where stdout holds anything else."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    runs: list[dict[str, Any]] = json.loads(result.stdout, parse_constant=refuse)["runs"]
+    return runs
+
+
+def test_run_that_finishes_is_0_and_prints_its_table(halfstep: Invoke) -> None:
+    result = halfstep("train", "my.py:sums", "--precision", "fp32", "--steps", "3")
+    assert result.exit_code == 0
+    assert "mine on cpu" in result.stdout
+    header, row = (
+        [cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]]
+        for line in result.stdout.splitlines()
+        if "updates" in line or "finished" in line
+    )
+    cells = dict(zip(header, row, strict=True))
+    assert (cells["format"], cells["updates"], cells["skipped"]) == ("fp32", "3", "0")
+    assert cells["status"] == "finished"
+    assert "samples/s" in cells
+    assert " -> " in cells["error"]
+
+
+def test_line_of_each_step_without_a_terminal_ends_as_people_know_it(halfstep: Invoke) -> None:
+    result = halfstep("train", "my.py:build", "--precision", "fp32", "--steps", "5")
+    lines = [line for line in result.stderr.splitlines() if line.startswith("[step ")]
+    assert [line.split("]")[0] for line in lines] == [f"[step {n}" for n in range(1, 6)]
+    assert all(line.endswith(" lr=0.01 skipped=False") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "expected"),
+    [
+        (40, [], [1, *range(4, 41, 4)]),  # ten lines and the first
+        (9, ["--log-every", "4"], [1, 4, 8]),
+    ],
+)
+def test_log_lines_come_every_so_many_steps(
+    halfstep: Invoke, steps: int, options: list[str], expected: list[int]
+) -> None:
+    result = halfstep(
+        "train", "my.py:build", "--precision", "fp32", "--steps", str(steps), *options
+    )
+    lines = [line for line in result.stderr.splitlines() if line.startswith("[step ")]
+    assert [int(line.split("]")[0].removeprefix("[step ")) for line in lines] == expected
+
+
+def test_skipped_step_says_so_in_its_line(halfstep: Invoke) -> None:
+    result = halfstep("train", "my.py:nans", "--precision", "fp32", "--steps", "1")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("[step ")]
+    assert line.endswith(" skipped=True reason=non_finite")
+
+
+def test_auto_precision_says_which_and_why(halfstep: Invoke) -> None:
+    result = halfstep("train", "my.py:build", "--steps", "1", "--json")
+    (run,) = runs_in(result)
+    assert f"halfstep: precision: {run['format']} ({run['reason']})" in result.stderr.splitlines()
+
+
+def test_json_is_all_of_stdout_and_is_the_record(halfstep: Invoke) -> None:
+    options = ["--precision", "fp16", "--steps", "6", "--json", "--record", "run.jsonl"]
+    result = halfstep("train", "my.py:sums", *options, "--max-norm", "2", "--seed", "3")
+    assert result.exit_code == 0
+    (run,) = runs_in(result)
+    assert run["settings"] == {"steps": 6, "accumulate": 1, "max_norm": 2.0, "seed": 3}
+    assert hs.RunRecord.load("run.jsonl").to_dict() == run
+    assert hs.RunRecord.from_dict(run).to_dict() == run
+
+
+def test_compare_runs_each_format_and_records_each(halfstep: Invoke, folder: Path) -> None:
+    options = ["--compare", "--steps", "4", "--json", "--record", "my.run.jsonl"]
+    result = halfstep("train", "my.py:sums", *options)
+    assert result.exit_code == 0
+    runs = runs_in(result)
+    assert [run["format"] for run in runs] == ["fp32", "bf16", "fp16"]
+    files = [f"my.run.{run['format']}.jsonl" for run in runs]
+    assert [hs.RunRecord.load(name).to_dict() for name in files] == runs
+    assert sorted(path.name for path in folder.glob("*.jsonl")) == sorted(files)
+
+
+def test_compare_prints_one_table_with_a_row_per_format(halfstep: Invoke) -> None:
+    result = halfstep("train", "my.py:build", "--compare", "--steps", "2")
+    rows = [line.split("│")[1].strip() for line in result.stdout.splitlines() if "│" in line]
+    assert rows == ["fp32", "bf16", "fp16"]
+
+
+def test_collapse_is_1_with_the_record_and_the_reason(halfstep: Invoke) -> None:
+    options = ["--precision", "fp32", "--steps", "200", "--json", "--record", "run.jsonl"]
+    result = halfstep("train", "my.py:nans", *options)
+    assert result.exit_code == 1
+    (run,) = runs_in(result)
+    assert run["status"] == "collapsed"
+    assert hs.RunRecord.load("run.jsonl").to_dict() == run
+    said = result.stderr.splitlines()[-1]
+    assert said.startswith("halfstep: 50 updates in a row were skipped")
+    assert "look at the batch first" in said
+
+
+def test_collapse_in_one_format_of_a_comparison_is_1_after_all_formats(halfstep: Invoke) -> None:
+    result = halfstep("train", "my.py:nans", "--compare", "--steps", "60", "--json")
+    assert result.exit_code == 1
+    assert [run["status"] for run in runs_in(result)] == ["collapsed"] * 3
+
+
+def test_recipe_file_imports_its_neighbours(halfstep: Invoke, folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "deep" / "next_door.py").write_text("NAME = 'with a neighbour'\n")
+    text = (folder / "my.py").read_text().replace('"mine"', "next_door.NAME")
+    (folder / "deep" / "mine.py").write_text(
+        text.replace("import torch", "import torch, next_door", 1)
+    )
+    result = halfstep("train", "deep/mine.py:build", "--steps", "1", "--json")
+    assert (result.exit_code, runs_in(result)[0]["recipe"]) == (0, "with a neighbour")
+
+
+def test_seed_makes_two_runs_bit_equal(halfstep: Invoke) -> None:
+    options = ["--precision", "fp32", "--steps", "4", "--json"]
+    first, again, other = (
+        runs_in(halfstep("train", "my.py:build", *options, "--seed", seed))[0]["steps"]
+        for seed in ("1", "1", "2")
+    )
+    assert first == again
+    assert first != other

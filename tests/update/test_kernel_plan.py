@@ -1,0 +1,228 @@
+"""The direct call of the fused kernels is `optimizer.step()`, only shorter."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+import halfstep as hs
+from halfstep.update import Update, Window
+from halfstep.update.kernel_plan import KernelPlan
+from optimizers import FUSED_CASES, make_optimizer
+from snapshots import differences, snapshot
+
+SHAPES = [(3, 5), (7,), (64, 64), (1,)]
+
+
+def make(case: tuple[str, str]) -> tuple[list[Parameter], Optimizer]:
+    torch.manual_seed(0)
+    params = [Parameter(torch.randn(shape)) for shape in SHAPES]
+    return params, make_optimizer(case, params)
+
+
+def set_gradients(params: list[Parameter], seed: int, only: slice = slice(None)) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = None
+    for p in params[only]:
+        p.grad = torch.randn(p.shape, generator=generator)
+
+
+def stock_step(optimizer: Optimizer, multiplier: float) -> None:
+    """Oracle: torch's own fused step with its own grad_scale."""
+    optimizer.grad_scale = torch.tensor(multiplier)  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.grad_scale  # type: ignore[attr-defined]
+
+
+def window() -> Window:
+    found = Window()
+    found.add(torch.zeros(()), None, {})
+    return found
+
+
+def roads_used(update: Update) -> KernelPlan | None:
+    return update._adapter._plan
+
+
+@pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
+def test_direct_road_equals_torchs_fused_step_to_the_bit(case: tuple[str, str]) -> None:
+    stock_params, stock = make(case)
+    params, optimizer = make(case)
+    update = Update(optimizer, hs.StaticLossScale(3.0))
+    # the second parameter leaves and comes back; the learning rate changes on the way
+    for seed, only in enumerate([slice(None), slice(None), slice(1, 3), slice(None), slice(None)]):
+        if case[0] in ("momentum", "nesterov") and seed == 0:
+            only = slice(None)
+        for group in (stock.param_groups[0], optimizer.param_groups[0]):
+            group["lr"] = 0.1 / (seed + 1)
+        set_gradients(stock_params, seed, only)
+        stock_step(stock, 3.0)
+        set_gradients(params, seed, only)
+        assert update.run(window()).updated
+        assert seed == 0 or roads_used(update) is not None
+    assert differences(snapshot(stock), snapshot(optimizer)) == []
+    assert all(torch.equal(a, b) for a, b in zip(stock_params, params, strict=True))
+
+
+@pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
+def test_state_saved_on_the_direct_road_goes_on_in_stock_torch(case: tuple[str, str]) -> None:
+    params, optimizer = make(case)
+    update = Update(optimizer, hs.NoLossScale())
+    for seed in range(3):
+        set_gradients(params, seed)
+        update.run(window())
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed_params, resumed = make(case)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for ours, theirs in zip(params, resumed_params, strict=True):
+        theirs.data.copy_(ours.data)
+    set_gradients(params, 9)
+    update.run(window())
+    set_gradients(resumed_params, 9)
+    resumed.step()
+    assert differences(snapshot(resumed), snapshot(optimizer)) == []
+    assert all(torch.equal(a, b) for a, b in zip(params, resumed_params, strict=True))
+
+
+@pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
+def test_state_loaded_between_two_updates_is_used(case: tuple[str, str]) -> None:
+    params, optimizer = make(case)
+    update = Update(optimizer, hs.NoLossScale())
+    for seed in range(2):
+        set_gradients(params, seed)
+        update.run(window())
+    saved = copy.deepcopy(optimizer.state_dict())
+    weights = [p.detach().clone() for p in params]
+    results = []
+    for _ in range(2):
+        set_gradients(params, 5)
+        update.run(window())
+        results.append(snapshot(optimizer) + [p.detach().clone() for p in params])
+        optimizer.load_state_dict(copy.deepcopy(saved))
+        for p, weight in zip(params, weights, strict=True):
+            p.data.copy_(weight)
+    assert differences(results[0], results[1]) == []
+
+
+def test_state_tensor_that_was_replaced_is_used() -> None:
+    params, optimizer = make(("adamw", "fused"))
+    update = Update(optimizer, hs.NoLossScale())
+    for seed in range(2):
+        set_gradients(params, seed)
+        update.run(window())
+    fresh = torch.zeros_like(params[0])
+    optimizer.state[params[0]]["exp_avg"] = fresh
+    set_gradients(params, 2)
+    update.run(window())
+    assert optimizer.state[params[0]]["exp_avg"] is fresh
+    assert torch.count_nonzero(fresh) == fresh.numel()
+
+
+def test_group_added_later_is_updated() -> None:
+    params, optimizer = make(("adamw", "fused"))
+    update = Update(optimizer, hs.NoLossScale())
+    for seed in range(2):
+        set_gradients(params, seed)
+        update.run(window())
+    late = Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [late], "lr": 0.5})
+    for _ in range(2):
+        late.grad = torch.ones(3)
+        before = late.detach().clone()
+        update.run(window())
+        assert not torch.equal(before, late)
+
+
+def test_step_hooks_are_called_and_close_the_direct_road() -> None:
+    params, optimizer = make(("adamw", "fused"))
+    update = Update(optimizer, hs.NoLossScale())
+    calls: list[int] = []
+    for seed in range(2):
+        set_gradients(params, seed)
+        update.run(window())
+    assert roads_used(update) is not None
+    handle = optimizer.register_step_post_hook(lambda *args: calls.append(1))
+    set_gradients(params, 3)
+    update.run(window())
+    assert (calls, roads_used(update)) == ([1], None)
+    handle.remove()
+    set_gradients(params, 4)
+    update.run(window())
+    assert (calls, roads_used(update) is not None) == ([1], True)
+
+
+def test_tensor_learning_rate_closes_the_direct_road_and_is_used() -> None:
+    # oracle: the same run with a float
+    results = []
+    for lr in (0.1, torch.tensor(0.1)):
+        torch.manual_seed(0)
+        params = [Parameter(torch.randn(shape)) for shape in SHAPES]
+        optimizer = torch.optim.AdamW(params, lr=lr, fused=True)
+        update = Update(optimizer, hs.StaticLossScale(4.0))
+        for seed in range(3):
+            set_gradients(params, seed)
+            outcome = update.run(window())
+        assert outcome.lr == pytest.approx(0.1)
+        assert (roads_used(update) is None) == isinstance(lr, Tensor)
+        results.append([p.detach() for p in params])
+    eps = torch.finfo(torch.float32).eps
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, rtol=8 * eps, atol=8 * eps)
+
+
+def test_subclass_with_its_own_step_is_called() -> None:
+    class Counting(torch.optim.AdamW):
+        calls = 0
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            self.calls += 1
+            super().step()
+
+    params = [Parameter(torch.ones(3))]
+    optimizer = Counting(params, lr=0.1, fused=True)
+    update = Update(optimizer, hs.StaticLossScale(4.0))
+    for _ in range(3):
+        params[0].grad = torch.full((3,), 4.0)
+        update.run(window())
+    assert optimizer.calls == 3
+
+
+def test_fuse_auto_switches_an_open_optimizer_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", logger="halfstep"):
+        optimizer = torch.optim.AdamW([Parameter(torch.ones(2))])
+        Update(optimizer, hs.NoLossScale())
+    assert optimizer.param_groups[0]["fused"] is True
+    assert caplog.messages == ["AdamW: using the fused kernel (fuse=False leaves it alone)"]
+
+
+@pytest.mark.parametrize("options", [{"fused": False}, {"foreach": True}, {"foreach": False}])
+def test_fuse_auto_leaves_a_choice_of_the_user_alone(options: dict[str, bool]) -> None:
+    optimizer = torch.optim.AdamW([Parameter(torch.ones(2))], **options)  # type: ignore[arg-type]
+    before = copy.deepcopy(optimizer.param_groups[0])
+    Update(optimizer, hs.NoLossScale())
+    assert {k: v for k, v in optimizer.param_groups[0].items() if k != "params"} == {
+        k: v for k, v in before.items() if k != "params"
+    }
+
+
+def test_fuse_auto_leaves_an_optimizer_with_history_and_false_alone() -> None:
+    p = Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([p])
+    p.grad = torch.ones(2)
+    optimizer.step()
+    Update(optimizer, hs.NoLossScale())
+    assert optimizer.param_groups[0]["fused"] is None
+    untouched = torch.optim.AdamW([p])
+    Update(untouched, hs.NoLossScale(), fuse=False)
+    assert untouched.param_groups[0]["fused"] is None
