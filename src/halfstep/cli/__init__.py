@@ -10,8 +10,10 @@ def main() -> None:
     try:
         from halfstep.cli.app import app
     except ImportError as error:
-        sys.exit(
+        print(
             f"halfstep: the command line needs Typer and Rich ({error});"
-            " install them with: pip install 'halfstep[cli]'"
+            " install them with: pip install 'halfstep[cli]'",
+            file=sys.stderr,
         )
+        sys.exit(2)
     app()

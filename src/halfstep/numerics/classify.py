@@ -78,13 +78,14 @@ def classify(
 
 def _row(value: float, scale: float, scaled: float, rounded: float, format: Format) -> Classified:
     sign, exponent, mantissa = format.encode(rounded)
+    category = _category(value, scaled, rounded, format)
     return Classified(
         value=value,
         scale=scale,
         scaled=scaled,
         rounded=rounded,
-        category=_category(value, scaled, rounded, format),
-        error=_error(scaled, rounded),
+        category=category,
+        error=_error(category, scaled, rounded),
         sign=str(sign),
         exponent=format_bits(exponent, format.exponent_bits),
         mantissa=format_bits(mantissa, format.mantissa_bits),
@@ -107,10 +108,12 @@ def _category(value: float, scaled: float, rounded: float, format: Format) -> Ca
     return "exact" if rounded == scaled else "rounded"
 
 
-def _error(scaled: float, rounded: float) -> float:
-    if rounded == scaled or math.isnan(scaled) or math.isinf(scaled):
+def _error(category: Category, scaled: float, rounded: float) -> float:
+    if category in ("overflow", "underflow"):
+        return math.inf if category == "overflow" else 1.0
+    if rounded == scaled or not math.isfinite(scaled):
         return 0.0
-    return abs(rounded - scaled) / abs(scaled) if math.isfinite(rounded) else math.inf
+    return abs(rounded - scaled) / abs(scaled)
 
 
 def format_bits(field: int, width: int) -> str:

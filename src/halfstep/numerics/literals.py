@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from halfstep.records import BadValueError
@@ -30,7 +31,10 @@ def parse_number(text: str) -> float:
             return -value if power["sign"] == "-" else value
         if "0x" in cleaned.lower():
             return float.fromhex(cleaned)
-        return float(cleaned)
+        value = float(cleaned)
+        if math.isinf(value) and "inf" not in cleaned.lower():
+            raise OverflowError
+        return value
     except ZeroDivisionError:
         raise BadValueError(f"{text!r} is 0 to a negative power, which has no value.") from None
     except OverflowError:

@@ -125,7 +125,7 @@ class RunRecord:
         """
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
-            rows = _read_rows(lines)
+            rows = _read_rows(path, lines)
             if not rows or "halfstep_run" not in rows[0]:
                 raise ValueError("no header line")
             steps = [row for row in rows[1:] if "step" in row]
@@ -145,18 +145,18 @@ class RunRecord:
         return encoded
 
 
-def _read_rows(lines: list[str]) -> list[dict[str, Any]]:
+def _read_rows(path: str | Path, lines: list[str]) -> list[dict[str, Any]]:
     """The JSON objects; a last line that a killed run left half written is dropped."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
-            if rows and number == len(lines):
+        except json.JSONDecodeError as error:
+            if rows and number == len(lines) and line.startswith("{"):
                 break
-            raise
+            raise BadValueError(f"{path}:{number} is not JSON: {error.msg}.") from error
         if not isinstance(row, dict):
-            raise TypeError(f"line {number} is no JSON object")
+            raise BadValueError(f"{path}:{number} is no JSON object.")
         rows.append(row)
     return rows
 

@@ -15,7 +15,8 @@ class RunFiles:
     """One JSON Lines file per run; several runs get their format into the file name.
 
     All files are opened at once, so that a folder that cannot be written to is known before any
-    training. A file that got no line is removed again.
+    training. What a file held before stays until its first line is written; a new file that got
+    no line is removed again.
 
     Args:
         path: Where to, or ``None`` to write nothing.
@@ -27,13 +28,16 @@ class RunFiles:
 
     def __init__(self, path: Path | None, names: Sequence[str]) -> None:
         self._files: dict[str, TextIO] = {}
+        self._new: set[str] = set()
         self._written: set[str] = set()
         if path is None:
             return
         for name in names:
             one = path if len(names) == 1 else path.with_suffix(f".{name}{path.suffix}")
+            if not one.exists():
+                self._new.add(name)
             try:
-                self._files[name] = one.open("w", encoding="utf-8")
+                self._files[name] = one.open("a", encoding="utf-8")
             except OSError as error:
                 self._remove_empty()
                 raise BadValueError(
@@ -57,6 +61,8 @@ class RunFiles:
             self._write(name, run.footer())
 
     def _write(self, name: str, row: dict[str, Any]) -> None:
+        if name not in self._written:
+            self._files[name].truncate(0)
         self._written.add(name)
         self._files[name].write(json.dumps(row, allow_nan=False) + "\n")
         self._files[name].flush()
@@ -64,7 +70,7 @@ class RunFiles:
     def _remove_empty(self) -> None:
         for name, file in self._files.items():
             file.close()
-            if name not in self._written:
+            if name in self._new - self._written:
                 Path(file.name).unlink(missing_ok=True)
 
     def __enter__(self) -> RunFiles:

@@ -290,9 +290,10 @@ class Engine:
             raise CallOrderError(
                 "state_dict() inside an open window would lose its gradients; save after step()."
             )
+        counters = self._settled_counters()  # before the scale is read: it counts skips too
         return {
             "loss_scale": self.loss_scale.state_dict(),
-            "counters": vars(self._settled_counters()).copy(),
+            "counters": vars(counters).copy(),
             "schedule": schedule_state(self._schedule),
         }
 

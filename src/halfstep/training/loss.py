@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from halfstep.records import BadTypeError
@@ -91,4 +92,4 @@ def _checked_metric(name: str, value: Tensor | float, total: Tensor) -> Tensor:
         return value.detach().reshape(()).double()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadTypeError(f"metric {name!r} must be a number, got {type(value).__name__}.")
-    return total.new_tensor(float(value)).double()
+    return torch.full((), float(value), dtype=torch.float64, device=total.device)

@@ -52,9 +52,11 @@ class OptimizerAdapter:
         """Whether the kernel can hold the update on the device, without the host knowing.
 
         Not before all state exists: torch creates it uninitialised in a fused first step, and a
-        skipped first step would leave it so.
+        skipped first step would leave it so. Not for float64, whose accuracy the kernels' float32
+        `grad_scale` would cost, nor over several devices, which would need a flag each.
         """
-        return is_fused(self.optimizer) and self._current_plan(params) is not None
+        plan = self._current_plan(params) if is_fused(self.optimizer) else None
+        return plan is not None and plan.is_uniform
 
     def apply(
         self,

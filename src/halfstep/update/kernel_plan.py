@@ -65,11 +65,19 @@ class KernelPlan:
     """Direct calls of the fused kernels for one optimizer and one list of parameters.
 
     Build it with `KernelPlan.build`; ask `is_current` before every `run`.
+
+    Attributes:
+        params: The parameters it updates.
+        is_contiguous: Whether all of them are.
+        is_uniform: Whether they are on one device and none is float64.
     """
 
     def __init__(self, optimizer: Optimizer, kernel: Kernel, params: list[Tensor]) -> None:
         self.params = params
         self.is_contiguous = all(map(Tensor.is_contiguous, params))
+        self.is_uniform = len({p.device for p in params}) == 1 and all(
+            p.dtype is not torch.float64 for p in params
+        )
         self._optimizer = optimizer
         self._kernel = kernel
         self._state = optimizer.state

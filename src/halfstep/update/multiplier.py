@@ -85,7 +85,7 @@ def decide_on_device(
         coef = (max_norm / (grad_norm + _CLIP_EPS)).clamp(max=1.0)
     multiplier = unit / coef
     # the norm bounds every element, so an element overflows only if the norm does
-    limit = min(torch.finfo(grad.dtype).max for grad in grads)
+    limit = min(torch.finfo(dtype).max for dtype in {grad.dtype for grad in grads})
     in_range = (multiplier >= _SMALLEST) & (multiplier <= _LARGEST)
     applicable = (unit > 0) & (grad_norm * coef <= limit) & in_range  # false for NaN as well
     return Decision((~applicable).float(), grad_norm, coef, multiplier.float())

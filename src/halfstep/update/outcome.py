@@ -21,13 +21,14 @@ class StepOutcome:
     __slots__ = ("_make_record", "_record")
 
     def __init__(self, make_record: Callable[[], StepRecord]) -> None:
-        self._make_record = make_record
+        self._make_record: Callable[[], StepRecord] | None = make_record
         self._record: StepRecord | None = None
 
     def settle(self) -> None:
         """Wait for the step and commit what follows from it."""
-        if self._record is None:
+        if self._make_record is not None:
             self._record = self._make_record()
+            self._make_record = None  # it holds the window and the optimizer
 
     @property
     def record(self) -> StepRecord:

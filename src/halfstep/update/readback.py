@@ -23,15 +23,19 @@ def read_now(values: Sequence[Number]) -> list[float]:
 
 
 def pack(values: Sequence[Number], device: torch.device) -> Tensor:
-    """The values side by side in one float64 tensor on `device`."""
-    return torch.stack(
-        [
-            v.detach().to(device, torch.float64)
-            if isinstance(v, Tensor)
-            else torch.full((), v, dtype=torch.float64, device=device)
-            for v in values
-        ]
-    )
+    """The values side by side in one float64 tensor on `device`; nothing waits."""
+    return torch.stack([on_device(value, device) for value in values])
+
+
+def on_device(value: Number, device: torch.device) -> Tensor:
+    """A 0-d float64 tensor on `device`; nothing waits.
+
+    A number, or a tensor on the CPU, is written by a fill kernel: a copy from ordinary host memory
+    would block.
+    """
+    if isinstance(value, Tensor) and not (value.is_cpu and device.type != "cpu"):
+        return value.detach().to(device, torch.float64)
+    return torch.full((), float(value), dtype=torch.float64, device=device)
 
 
 class Readback:
@@ -49,7 +53,7 @@ class Readback:
         self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         self._host.copy_(values, non_blocking=True)
         self._event = torch.Event(values.device)
-        self._event.record()
+        self._event.record(torch.accelerator.current_stream(values.device))
 
     def wait(self) -> list[float]:
         """The values, once they have arrived."""

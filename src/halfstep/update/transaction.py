@@ -21,12 +21,12 @@ from halfstep.records import (
 from halfstep.records.step import Reason
 from halfstep.update.adapter import OptimizerAdapter
 from halfstep.update.attempt import Attempt, Numbers, reason_for
-from halfstep.update.gradients import GradientCollector, non_finite_parameters
+from halfstep.update.gradients import GradientCollector, non_finite_parameters, values_of
 from halfstep.update.loss_scale import LossScale
 from halfstep.update.multiplier import Decision, decide_on_device, decide_on_host, divide_
 from halfstep.update.norm import GradientNorm
 from halfstep.update.outcome import StepOutcome
-from halfstep.update.readback import Number, Readback, pack, read_now
+from halfstep.update.readback import Number, Readback, on_device, pack, read_now
 from halfstep.update.window import Window
 
 Clip = Callable[[list[Tensor]], object]
@@ -142,7 +142,8 @@ class Update:
         grads = self._collector.collect()[1]
         unit = self._unit(window)
         if isinstance(unit, Tensor):
-            torch._foreach_div_(grads, unit.float())
+            harmless = torch.where(unit == 0, 1.0, unit)  # an empty window is dropped anyway
+            torch._foreach_div_([values_of(grad) for grad in grads], harmless.float())
         elif unit and grads:
             divide_(grads, unit)
         window.true_gradients = True
@@ -229,7 +230,7 @@ class Update:
         attempt = Attempt.of(self.counters.attempts + 1, self._optimizer, window)
         if reason is None:
             self._adapter.apply(params, grads, decision.multiplier, None)
-        next_scale = self._advance_loss_scale(reason)
+        next_scale = self._advance_loss_scale(reason, scale)
         consumed = self._commit(reason, weight, attempt)
         numbers = Numbers(decision.grad_norm, decision.clip_coef, scale, loss, weight, metrics)
         outcome = StepOutcome(lambda: attempt.record(numbers, reason, float(next_scale), consumed))
@@ -242,7 +243,7 @@ class Update:
         """The step of a fused optimizer on an accelerator: the kernel decides, nothing waits."""
         assert isinstance(measured.norm, Tensor)
         norm = measured.norm
-        unit = torch.as_tensor(measured.unit, dtype=torch.float64, device=norm.device)
+        unit = on_device(measured.unit, norm.device)
         decision = decide_on_device(norm, unit, self._max_norm, grads)
         attempt = Attempt.of(self.counters.attempts + 1, self._optimizer, window)
         self._adapter.apply(params, grads, decision.multiplier, decision.found_inf)
@@ -276,18 +277,21 @@ class Update:
                 self._on_commit(counters.consumed)
         return counters.consumed
 
-    def _advance_loss_scale(self, reason: Reason | None) -> Number:
+    def _advance_loss_scale(self, reason: Reason | None, scale_now: float) -> Number:
         """Let the scale take note of a decided window; returns the next scale, unread."""
         scale = self.loss_scale
         if reason != "empty_window":
             found_inf = 0.0 if reason is None else 1.0
             device = scale.value.device
             scale.adjust(torch.full((), found_inf, dtype=torch.float32, device=device))
-        return float(scale.value) if scale.value.device.type == "cpu" else scale.value.clone()
+        if scale.value.device.type == "cpu":
+            return float(scale.value)
+        return scale.value.clone() if scale.device_state() else scale_now
 
     def _advance_loss_scale_on_device(self, found_inf: Tensor, weight: Number) -> None:
         """The same for a window that may turn out to be empty, or not finite."""
         scale = self.loss_scale
+        found_inf = found_inf.to(scale.value.device)
         if not isinstance(weight, Tensor):
             if weight:
                 scale.adjust(found_inf)
@@ -295,7 +299,7 @@ class Update:
         before = [tensor.clone() for tensor in scale.device_state()]
         scale.adjust(found_inf)
         for tensor, old in zip(scale.device_state(), before, strict=True):
-            tensor.copy_(torch.where(weight == 0, old, tensor))
+            tensor.copy_(torch.where(weight.to(tensor.device) == 0, old, tensor))
 
     def _observe(self, reason: Reason | None, next_scale: Number, outcome: StepOutcome) -> None:
         if reason == "empty_window":
