@@ -123,7 +123,8 @@ def measure(make: Callable[..., Optimizer], count: int, size: int, rounds: int) 
                 times[name].append(seconds)
     ours = times["halfstep"]
     return {
-        "bare_ms": statistics.median(times["bare"]) * 1e3,
+        "bare_ms": round(statistics.median(times["bare"]) * 1e3, 3),
+        "read_gb_per_s": round(read_bandwidth(buffers), 1),
         "halfstep_over_bare": quartiles(ours, times["bare"]),
         **{
             f"{name}_over_halfstep": quartiles(times[name], ours)
@@ -131,6 +132,17 @@ def measure(make: Callable[..., Optimizer], count: int, size: int, rounds: int) 
             if name.startswith("stock")
         },
     }
+
+
+def read_bandwidth(buffers: list[Tensor]) -> float:
+    """Gigabytes per second of a plain sum: how near the memory of this process happens to lie."""
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for buffer in buffers:
+            buffer.sum()
+        seconds.append(time.perf_counter() - start)
+    return sum(b.numel() * b.element_size() for b in buffers) / statistics.median(seconds) / 1e9
 
 
 def quartiles(numerators: list[float], denominators: list[float]) -> list[float]:
@@ -192,7 +204,8 @@ def main() -> None:
             rounds = 5 if options.quick else (12 if size > 10**6 else 40 if size > 10**5 else 200)
             row = measure(make, count, size, rounds)
             results[f"{name} {count} x {size}"] = row
-            print(f"\n{name}, {count} x {size:,} (bare {row['bare_ms']:.2f} ms)")
+            bare, read = row["bare_ms"], row["read_gb_per_s"]
+            print(f"\n{name}, {count} x {size:,} (bare {bare:.2f} ms, pure read {read} GB/s)")
             for key, value in row.items():
                 if isinstance(value, list):
                     low, median, high = value

@@ -91,6 +91,8 @@ def test_count_that_is_no_positive_whole_number_is_refused(setting: str, value: 
         ({"max_norm": 0.0}, "max_norm must be > 0, got 0.0"),
         ({"max_norm": float("nan")}, "max_norm must be > 0, got nan"),
         ({"device": "nonsense"}, "device.*nonsense"),
+        ({"seed": -1}, "seed must be a whole number .*got -1"),
+        ({"seed": 2**64}, "seed must be a whole number"),
         ({"device": "cuda:4096"}, "device.*cuda:4096"),
     ],
     ids=str,

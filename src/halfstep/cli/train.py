@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ import typer
 from halfstep.cli.console import show_log, stderr, stdout
 from halfstep.cli.failures import one_line_errors
 from halfstep.cli.progress import TrainingProgress
+
+logger = logging.getLogger("halfstep")
 
 
 def train(
@@ -60,6 +63,8 @@ def train(
         loaded = load_recipe(recipe)
         progress = TrainingProgress(console, log_every)
         formats = FORMATS if compare else (precision,)
+        if compare and precision != "auto":
+            logger.warning("--precision %s has no effect with --compare", precision)
 
         with RunFiles(record, formats) as files, progress.running():
 

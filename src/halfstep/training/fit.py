@@ -65,6 +65,8 @@ def fit(
     for name, value in (("steps", steps), ("accumulate", accumulate)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise BadValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}.")
     place = _checked_device(device)
     torch.manual_seed(seed)
     model = recipe.model()
