@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import halfstep as hs
+from optimizers import CASES, make_optimizer
 from snapshots import differences, snapshot
 
 EPS = torch.finfo(torch.float32).eps
@@ -50,6 +51,26 @@ def test_clip_of_scaled_gradients_means_what_it_means_in_fp32(
     moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before, strict=True)])
     assert outcome.grad_norm > 10
     assert moved.norm().item() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_scale_of_a_power_of_two_changes_no_bit_of_fp32_training(case: tuple[str, str]) -> None:
+    # oracle: the run without a scale; multiplication by a power of two is exact
+    results = []
+    for scale in (1.0, 2.0**-5, 2.0**10, 2.0**20):
+        model = mlp()
+        engine = hs.Engine(
+            model,
+            make_optimizer(case, model.parameters()),
+            precision="fp32",
+            loss_scale=scale,
+            max_norm=0.5,
+        )
+        outcomes = [engine.train_step([batch(), batch(2.0)], sum_loss) for _ in range(3)]
+        results.append((snapshot(model), [(o.grad_norm, o.clip_coef) for o in outcomes]))
+    for weights, numbers in results[1:]:
+        assert differences(results[0][0], weights) == []
+        assert numbers == results[0][1]
 
 
 def test_steps_by_hand_equal_train_step() -> None:
