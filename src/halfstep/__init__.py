@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from halfstep.numerics import Format as Format
     from halfstep.numerics import classify as classify
     from halfstep.precision import Policy as Policy
+    from halfstep.records import BadTypeError as BadTypeError
+    from halfstep.records import BadValueError as BadValueError
+    from halfstep.records import CallOrderError as CallOrderError
     from halfstep.records import HalfstepError as HalfstepError
     from halfstep.records import NonFiniteGradientError as NonFiniteGradientError
+    from halfstep.records import RecipeError as RecipeError
     from halfstep.records import RunRecord as RunRecord
     from halfstep.records import ScaleCollapse as ScaleCollapse
     from halfstep.records import StepRecord as StepRecord
@@ -43,7 +47,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "numerics": "BF16 E4M3 E5M2 FP16 FP32 TF32 Format classify",
     "precision": "Policy",
-    "records": "HalfstepError NonFiniteGradientError RunRecord ScaleCollapse StepRecord",
+    "records": (
+        "BadTypeError BadValueError CallOrderError HalfstepError NonFiniteGradientError RecipeError"
+        " RunRecord ScaleCollapse StepRecord"
+    ),
     "training": "Engine LossSum Recipe TokenSchedule fit load_recipe micro_batches warmup_cosine",
     "update": "DynamicLossScale LossScale NoLossScale StaticLossScale StepOutcome",
 }

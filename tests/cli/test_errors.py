@@ -132,9 +132,11 @@ def test_error_in_the_users_loss_keeps_the_steps_made_in_the_record(
     assert ([step.step for step in run.steps], run.status) == ([1, 2, 3], "running")
 
 
-def test_debug_lets_our_error_through_with_its_traceback(halfstep: Invoke) -> None:
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(halfstep: Invoke) -> None:
     result = halfstep("train", "my.py:build", "--steps", "0", "--debug")
-    assert isinstance(result.exception, hs.HalfstepError)
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "BadValueError: steps must be" in result.stderr
 
 
 def test_interrupt_while_the_recipe_loads_is_130(halfstep: Invoke) -> None:

@@ -87,7 +87,7 @@ def test_explain_of_a_non_finite_value_is_strict_json(halfstep: Invoke, value: s
         (["1", "--scale", "-2"], "scale must be positive and finite, got -2.0"),
         (["1", "--scale", "many"], "expected a number such as 2^-30"),
         (["1", "--format", "fp12"], "format must be one of fp32, tf32"),
-        (["1", "--colour"], "got '--colour'"),
+        (["1", "--colour"], "no option --colour"),
         (["0^-1"], "0 to a negative power"),
     ],
     ids=" ".join,

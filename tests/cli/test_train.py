@@ -111,7 +111,7 @@ def test_collapse_is_1_with_the_record_and_the_reason(halfstep: Invoke) -> None:
     assert hs.RunRecord.load("run.jsonl").to_dict() == run
     said = result.stderr.splitlines()[-1]
     assert said.startswith("halfstep: 50 updates in a row were skipped")
-    assert "look at the batch first" in said
+    assert "Look at the batch first" in said
 
 
 def test_collapse_in_one_format_of_a_comparison_is_1_after_all_formats(halfstep: Invoke) -> None:

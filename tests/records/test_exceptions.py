@@ -79,8 +79,15 @@ def test_collapse_names_at_most_three_parameters(count: int, shown: str) -> None
 
 def test_collapse_says_what_to_try_in_order() -> None:
     # R32: data first, then numerical stability
-    text = str(ScaleCollapse(2, [1.0]))
-    order = ["look at the batch", "batch in FP32", "unstable layer in FP32", "BF16"]
+    text = str(ScaleCollapse(2, [65536.0, 32768.0]))
+    order = ["Look at the batch", "learning rate", "batch in FP32", "overflows in FP32", "BF16"]
     places = [text.find(words) for words in order]
     assert -1 not in places
     assert places == sorted(places)
+
+
+def test_collapse_without_a_loss_scale_does_not_speak_of_fp32_or_bf16() -> None:
+    text = str(ScaleCollapse(2, [1.0, 1.0]))
+    assert "Look at the batch first" in text
+    assert "FP32" not in text
+    assert "BF16" not in text

@@ -44,7 +44,10 @@ def out(model: nn.Module) -> Tensor:
         ({"loss_scale": math.inf}, "positive and finite"),
         ({"loss_scale": 0}, "positive and finite"),
         ({"precision": "half"}, "precision must be 'auto', 'fp32', 'bf16' or 'fp16', got 'half'"),
-        ({"precision": torch.float16}, "precision must be .* got dtype"),
+        ({"precision": torch.float16}, "did you mean 'fp16'"),
+        ({"precision": "BF16"}, "did you mean 'bf16'"),
+        ({"precision": 16}, "precision must be .* got int"),
+        ({"loss_scale": hs.DynamicLossScale}, r"pass an object: hs.DynamicLossScale\(\)"),
         ({"fuse": True}, "fuse must be 'auto' or False"),
         ({"diagnose": "always"}, "diagnose must be 'never' or 'raise'"),
         ({"schedule": lambda step: 1.0}, "schedule must be a halfstep token schedule or a torch"),
@@ -181,7 +184,7 @@ def test_train_step_inside_an_open_window_is_an_error_and_drops_nothing() -> Non
 def test_gradients_made_without_the_engine_are_an_error() -> None:
     model, engine = make()
     out(model).mean().backward()
-    with pytest.raises(RuntimeError, match=r"gradients that engine.backward\(\) did not make"):
+    with pytest.raises(RuntimeError, match=r"engine.backward\(\) of this window did not make"):
         engine.backward(out(model).mean())
 
 
@@ -208,7 +211,7 @@ def test_state_with_another_kind_of_schedule_is_refused_and_changes_nothing() ->
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     other = hs.Engine(model, optimizer, precision="fp32", schedule=schedule)
     before = snapshot(engine)
-    with pytest.raises(ValueError, match="another kind of schedule"):
+    with pytest.raises(ValueError, match="saved with the schedule StepLR, this engine has None"):
         engine.load_state_dict(other.state_dict())
     assert differences(before, snapshot(engine)) == []
 
@@ -258,3 +261,62 @@ def test_complex_and_mixed_dtypes_are_right() -> None:
     outcome = engine.train_step([None], lambda m, _: m())
     assert outcome.grad_norm == pytest.approx(2 * math.sqrt(5 + 9 + 4), rel=1e-6)
     assert (model.c.item(), model.d.item(), model.f.item()) == (0.5 + 1.0j, 1.5, 1.0)
+
+
+def test_gradients_cleared_inside_a_window_are_an_error() -> None:
+    # the line that stays behind when a stock loop is converted
+    model, engine = make()
+    engine.backward(out(model).mean())
+    engine.optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"cleared between two backward\(\) calls; remove the"):
+        engine.backward(out(model).mean())
+
+
+def test_gradients_zeroed_before_the_step_warn_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, engine = make()
+    for _ in range(2):
+        engine.backward(out(model).mean())
+        engine.optimizer.zero_grad(set_to_none=False)
+        assert engine.step().grad_norm == 0.0
+    assert caplog.text.count("every gradient is exactly 0") == 1
+
+
+def test_schedule_that_fails_says_that_the_update_was_made() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2)
+    engine = hs.Engine(model, optimizer, precision="fp32", schedule=schedule)
+    for _ in range(2):
+        engine.train_step([None], lambda m, _: out(m).mean())
+    with pytest.raises(RuntimeError, match=r"failed after update 3 was made .* Tried to step"):
+        engine.train_step([None], lambda m, _: out(m).mean())
+    assert engine.num_updates == 3
+
+
+@pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf])
+def test_token_schedule_with_a_factor_that_cannot_be_is_refused(factor: float) -> None:
+    with pytest.raises(ValueError, match="factor must be finite and not negative, got"):
+        make(schedule=hs.TokenSchedule(lambda consumed: factor))
+
+
+def test_fp16_loss_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    # its gradient is the scale itself, and 65536 is inf in FP16
+    _, engine = make(precision="fp16")
+    outcomes = [engine.train_step([None], lambda m, _: out(m).mean()) for _ in range(2)]
+    assert [outcome.updated for outcome in outcomes] == [False, True]
+    assert caplog.text.count("the loss is FP16") == 1
+
+
+def test_parameters_in_no_group_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = mlp()
+    hs.Engine(model, torch.optim.SGD(model[2].parameters(), lr=0.1), precision="fp32")
+    assert (
+        "2 trainable parameters are in no group of the optimizer (first: 0.weight)" in caplog.text
+    )
+
+
+def test_gradients_mapping_cannot_be_assigned_to() -> None:
+    model, engine = make()
+    engine.backward(out(model).mean())
+    with engine.gradients() as grads, pytest.raises(TypeError, match="item assignment"):
+        grads["0.weight"] = torch.zeros(1)  # type: ignore[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from small_recipes import SMALL, small
 
 import halfstep as hs
@@ -33,3 +34,8 @@ def test_recipe_makes_a_fresh_model_for_every_run() -> None:
     first, second = (hs.fit(SMALL, precision="fp32", steps=2) for _ in range(2))
     assert [step.loss for step in first.steps] == [step.loss for step in second.steps]
     assert first.steps[0].loss != first.steps[1].loss
+
+
+def test_recipe_with_a_module_for_its_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="pass a function that makes one"):
+        hs.Recipe("r", torch.nn.Linear(2, 1), print, list, print)  # type: ignore[arg-type]

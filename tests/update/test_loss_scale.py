@@ -116,7 +116,7 @@ def test_collapse_tells_where_the_scale_went() -> None:
     scale = hs.DynamicLossScale(2.0**16, max_consecutive_skips=4)
     for _ in range(3):
         scale.update(BAD)
-    with pytest.raises(hs.ScaleCollapse, match="from 32768 to 4096"):
+    with pytest.raises(hs.ScaleCollapse, match="from 65536 to 8192"):
         scale.update(BAD)
 
 
@@ -199,13 +199,14 @@ def test_state_outside_the_bounds_is_brought_inside_with_a_word(
         ({"growth_factor": 0.5}, r"growth_factor must be > 1, got 0.5"),
         ({"growth_factor": math.inf}, "growth_factor must be > 1"),
         ({"backoff_factor": 1.0}, "backoff_factor must be between 0 and 1"),
-        ({"growth_interval": 0}, "growth_interval must be at least 1"),
-        ({"hysteresis": 0}, "hysteresis must be at least 1"),
+        ({"growth_interval": 1.5}, "growth_interval must be a whole number of at least 1, got 1.5"),
+        ({"growth_interval": 0}, "growth_interval must be a whole number of at least 1"),
+        ({"hysteresis": 0}, "hysteresis must be a whole number of at least 1"),
         ({"min_scale": 0.0}, "min_scale must be positive"),
         ({"max_scale": math.inf}, "max_scale must be positive and finite"),
         ({"init_scale": math.nan}, "init_scale must be positive and finite"),
         ({"init_scale": 0.25}, "init_scale must be inside"),
-        ({"max_consecutive_skips": 0}, "max_consecutive_skips must be at least 1"),
+        ({"max_consecutive_skips": 0}, "max_consecutive_skips must be a whole number"),
     ],
 )
 def test_dynamic_scale_refuses_settings_that_cannot_work(
@@ -237,3 +238,17 @@ def test_loss_scale_setting_makes_the_object_that_fits() -> None:
 def test_loss_scale_setting_of_another_kind_is_refused(spec: Any, message: str) -> None:
     with pytest.raises(hs.HalfstepError, match=message):
         as_loss_scale(spec, "fp16")
+
+
+def test_state_of_a_run_without_a_scale_does_not_become_a_scale_of_one() -> None:
+    # a BF16 run's checkpoint in FP16: 2^16 would take 16 times 2,000 windows to come back
+    for other in (hs.NoLossScale(), hs.StaticLossScale(8.0)):
+        with pytest.raises(ValueError, match="leave this state out"):
+            hs.DynamicLossScale().load_state_dict(other.state_dict())
+
+
+def test_scale_named_in_a_message_is_the_argument_that_was_given() -> None:
+    with pytest.raises(ValueError, match=r"^scale must be positive"):
+        hs.StaticLossScale(0.0)
+    with pytest.raises(ValueError, match=r"^loss_scale must be positive"):
+        as_loss_scale(0, "fp16")

@@ -29,9 +29,13 @@ def explain(
     """Say what numbers become in each format, after multiplication by a loss scale."""
     with one_line_errors():
         from halfstep.numerics import FORMATS, classify, format_named, parse_number
+        from halfstep.records import BadValueError
         from halfstep.records.floats import encode_floats
         from halfstep.report.tables import explain_table
 
+        for text in values:
+            if text.startswith("--"):
+                raise BadValueError(f"no option {text}; see halfstep explain --help.")
         numbers = [parse_number(text) for text in values]
         scales = [parse_number(text) for text in scale or ["1"]]
         formats = [format_named(name) for name in format or FORMATS]

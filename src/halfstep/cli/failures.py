@@ -20,21 +20,19 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
     """Turn exceptions into a message and exit code 2.
 
     Args:
-        debug: Let everything through, with its traceback.
+        debug: Print the whole traceback instead.
     """
     try:
         yield
     except typer.Exit:
         raise
-    except HalfstepError as error:
-        if debug:
-            raise
-        print(f"halfstep: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
     except Exception as error:
         if debug:
-            raise
-        _print_users_part(error)
+            traceback.print_exc()
+        elif isinstance(error, HalfstepError):
+            print(f"halfstep: {error}", file=sys.stderr)
+        else:
+            _print_users_part(error)
         raise typer.Exit(2) from None
 
 

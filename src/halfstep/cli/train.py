@@ -40,7 +40,10 @@ def train(
         typer.Option(help="Steps per log line; default: ten lines in all, no line with a bar."),
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(help="Write each run as JSON Lines to this file.")
+        Path | None,
+        typer.Option(
+            help="Write the run as JSON Lines; --compare writes NAME.fp32.jsonl and so on."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON on stdout.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
@@ -51,7 +54,7 @@ def train(
     start, 130 after Ctrl-C (the steps made are shown and recorded).
     """
     with one_line_errors(debug):
-        from halfstep.records import RunRecord
+        from halfstep.records import BadValueError, RunRecord
         from halfstep.report.run_file import RunFiles
         from halfstep.report.tables import run_table
         from halfstep.tools.compare import FORMATS
@@ -66,6 +69,8 @@ def train(
         if compare and precision != "auto":
             logger.warning("--precision %s has no effect with --compare", precision)
 
+        if log_every is not None and log_every < 1:
+            raise BadValueError(f"--log-every must be at least 1, got {log_every}.")
         with RunFiles(record, formats) as files, progress.running():
 
             def fit_in(name: str) -> RunRecord:

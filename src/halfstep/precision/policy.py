@@ -11,6 +11,12 @@ from halfstep.precision.hardware import choose_format
 from halfstep.records import BadTypeError, BadValueError
 
 _TRAINABLE = ("fp32", "bf16", "fp16")
+_OTHER_NAMES = {
+    **{name: name for name in _TRAINABLE},
+    **dict.fromkeys(("float16", "half", "16", "16-mixed"), "fp16"),
+    **dict.fromkeys(("bfloat16", "bf16-mixed"), "bf16"),
+    **dict.fromkeys(("float32", "float", "32", "no"), "fp32"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.format not in _TRAINABLE:
+            meant = _OTHER_NAMES.get(str(self.format).lower().removeprefix("torch."))
+            hint = f"; did you mean {meant!r}?" if meant else "."
             raise BadValueError(
-                f"precision must be 'auto', 'fp32', 'bf16' or 'fp16', got {self.format!r}."
+                f"precision must be 'auto', 'fp32', 'bf16' or 'fp16', got {self.format!r}{hint}"
             )
 
     @property
@@ -56,6 +64,8 @@ def as_policy(precision: str | Policy, device: torch.device) -> Policy:
     """
     if isinstance(precision, Policy):
         return precision
+    if isinstance(precision, torch.dtype):
+        return Policy(str(precision))  # refused, with the name that was meant
     if not isinstance(precision, str):
         raise BadTypeError(
             "precision must be 'auto', 'fp32', 'bf16', 'fp16' or a Policy, got"

@@ -86,8 +86,14 @@ class ScaleCollapse(HalfstepError, RuntimeError):  # noqa: N818 - the name users
             shown = ", ".join(self.parameters[:3])
             more = len(self.parameters) - 3
             text += f" Non-finite gradient in {shown}" + (f" and {more} more." if more > 0 else ".")
+        text += (
+            " Look at the batch first (NaN or inf in inputs or targets), then at the weights and"
+            " the learning rate (one step that is too large makes NaN for ever)"
+        )
+        if not self.scales or self.scales[-1] == self.scales[0] == 1.0:
+            return text + "."
         return text + (
-            " A smaller scale does not help a model that makes NaN at any scale: look at the batch"
-            " first (NaN or inf in inputs or targets), then run the same batch in FP32, then keep"
-            " the unstable layer in FP32 or train in BF16."
+            ", then run the same batch in FP32: if it is finite there, keep the layer that"
+            " overflows in FP32 or train in BF16. A smaller scale does not help a model that makes"
+            " NaN at any scale."
         )

@@ -31,7 +31,8 @@ class StepRecord:
         next_loss_scale: Scale that the next window will use.
         lr: Learning rate of each parameter group during this update.
         consumed: Sum of divisors over all committed updates, this one included.
-        batch: Index of the window's first micro-batch in the data order, where known.
+        batch: Number of micro-batches before this window, where a run knows it: with the recipe's
+            fixed order it says which data the step saw.
     """
 
     step: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -103,18 +104,20 @@ class Engine:
         self.policy = as_policy(precision, device)
         if precision == "auto":
             logger.info("precision: %s (%s)", self.policy.format, self.policy.reason)
+        self._names = parameter_names(list(model.named_parameters()))
         self._update = Update(
             optimizer,
             as_loss_scale(loss_scale, self.policy.format),
             max_norm=max_norm,
             clip=clip,
             fuse=fuse,
-            names=parameter_names(list(model.named_parameters())),
+            names=self._names,
             stop_at_non_finite=diagnose == "raise",
             on_commit=self._advance_schedule,
         )
         self._schedule = schedule
         self._window = Window()
+        self._has_warned_of_fp16_loss = False
         if isinstance(schedule, TokenSchedule):
             schedule.apply(optimizer, 0.0)
 
@@ -162,27 +165,17 @@ class Engine:
         total = loss.total if isinstance(loss, LossSum) else loss
         check_loss(total)
         divisor = loss.divisor if isinstance(loss, LossSum) else None
-        window.check_kind(divisor)
-        if divisor is None and isinstance(self._schedule, TokenSchedule):
-            raise BadTypeError(
-                "a token schedule needs to know how many tokens a loss is made of; return"
-                " hs.LossSum(total, divisor) instead of a mean."
-            )
-        if window.true_gradients:
-            raise CallOrderError(
-                "backward after gradients() in the same window would add scaled gradients to"
-                " unscaled ones; call gradients() after the last backward."
-            )
-        if not window.num_micro_batches:
-            check_stray_gradients(self._update.parameters())
-            if divisor is not None:
-                window.nominal = self._choose_nominal(divisor)
+        self._check_window(window, divisor)
+        self._warn_of_fp16_loss(total)
+        if divisor is not None and not window.num_micro_batches:
+            window.nominal = self._choose_nominal(divisor)
         scalar = promote(total).reshape(())
         with torch.autocast(self.device.type, enabled=False):
             normalised = scalar if divisor is None else scalar / window.nominal
             torch.autograd.backward(self.loss_scale.scale(normalised), retain_graph=retain_graph)
         metrics = loss.metrics if isinstance(loss, LossSum) else {}
         window.add(scalar.double() if divisor is not None else scalar, divisor, metrics)
+        window.has_gradients = self._has_gradients()
 
     def step(self) -> StepOutcome:
         """Close the window: one update or none, and the gradients are ``None``.
@@ -238,11 +231,11 @@ class Engine:
             raise
 
     @contextlib.contextmanager
-    def gradients(self) -> Iterator[dict[str, Tensor]]:
+    def gradients(self) -> Iterator[Mapping[str, Tensor]]:
         """The true gradients of the window, once, before the step.
 
         Inside, ``.grad`` holds what FP32 training would have: unscaled, divided by the window's
-        divisor, not clipped. Change it as you like (noise, own clipping); the finite check comes
+        divisor, not clipped. Change them in place (noise, own clipping); the finite check comes
         after you.
 
         Yields:
@@ -261,12 +254,9 @@ class Engine:
                 "gradients() was already used in this window; the gradients are true since then."
             )
         self._update.unscale_(window)
-        trained = set(map(id, self._update.parameters()))
-        yield {
-            name: p.grad
-            for name, p in self.model.named_parameters()
-            if p.grad is not None and id(p) in trained
-        }
+        names = self._names
+        found = {names[id(p)]: p.grad for p in self._update.parameters() if p.grad is not None}
+        yield MappingProxyType(found)
 
     def abort(self) -> None:
         """Drop an open window: its gradients become ``None`` and nothing has happened.
@@ -310,10 +300,12 @@ class Engine:
                 f"expected the state of an Engine with the keys {sorted(expected)}, got"
                 f" {sorted(map(str, state))}."
             )
-        if (state["schedule"] is None) != (schedule_state(self._schedule) is None):
+        saved, present = state["schedule"], schedule_state(self._schedule)
+        kinds = [None if found is None else found["kind"] for found in (saved, present)]
+        if kinds[0] != kinds[1]:
             raise BadValueError(
-                "the state was saved with another kind of schedule; build the engine with the same"
-                " schedule as the run that wrote it."
+                f"the state was saved with the schedule {kinds[0]}, this engine has {kinds[1]};"
+                " build the engine with the schedule of the run that wrote it."
             )
         self.abort()
         self._update.settle()
@@ -322,14 +314,52 @@ class Engine:
         if isinstance(self._schedule, TokenSchedule):
             self._schedule.apply(self.optimizer, self._update.counters.consumed)
         elif self._schedule is not None:
-            self._schedule.load_state_dict(state["schedule"])
+            self._schedule.load_state_dict(saved["state"])
+
+    def _check_window(self, window: Window, divisor: float | Tensor | None) -> None:
+        """Refuse a micro-batch that does not fit what the window holds."""
+        window.check_kind(divisor)
+        if divisor is None and isinstance(self._schedule, TokenSchedule):
+            raise BadTypeError(
+                "a token schedule needs to know how many tokens a loss is made of; return"
+                " hs.LossSum(total, divisor) instead of a mean."
+            )
+        if window.true_gradients:
+            raise CallOrderError(
+                "backward after gradients() in the same window would add scaled gradients to"
+                " unscaled ones; call gradients() after the last backward."
+            )
+        if not window.num_micro_batches:
+            check_stray_gradients(self._update.parameters())
+        elif window.has_gradients and not self._has_gradients():
+            raise CallOrderError(
+                "the gradients of this window were cleared between two backward() calls; remove the"
+                " zero_grad(), engine.step() does that at the end of the window."
+            )
+
+    def _has_gradients(self) -> bool:
+        return any(p.grad is not None for p in self._update.parameters())
+
+    def _warn_of_fp16_loss(self, loss: Tensor) -> None:
+        if loss.dtype is torch.float16 and not self._has_warned_of_fp16_loss:
+            self._has_warned_of_fp16_loss = True
+            logger.warning(
+                "the loss is FP16: its own gradient is the loss scale, which overflows at 65536."
+                " Compute the loss in FP32, from logits.float() (said once)"
+            )
 
     def _settled_counters(self) -> Counters:
         self._update.settle()
         return self._update.counters
 
     def _advance_schedule(self, consumed: float) -> None:
-        advance(self._schedule, self.optimizer, consumed)
+        try:
+            advance(self._schedule, self.optimizer, consumed)
+        except Exception as error:
+            raise CallOrderError(
+                f"the schedule failed after update {self._update.counters.num_updates} was made"
+                f" (weights and counters have moved): {error}"
+            ) from error
 
     def _choose_nominal(self, divisor: float | Tensor) -> float:
         """The power of two near the first positive divisor, fixed for the rest of the run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -112,6 +113,7 @@ def _train(
     trend = ScaleTrend()
 
     def note(record: StepRecord) -> None:
+        record = replace(record, batch=(record.step - 1) * run.settings["accumulate"])
         run.steps.append(record)
         run.duration_s = time.perf_counter() - start
         if message := trend.note(record):
@@ -196,4 +198,6 @@ def _checked_device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise BadValueError(f"cannot use device {str(device)!r}: {reason}.") from error
+    if place.type == "meta":
+        raise BadValueError("cannot use device 'meta': it holds no numbers.")
     return place

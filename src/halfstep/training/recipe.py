@@ -43,6 +43,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "model" and isinstance(value, nn.Module):
+                raise BadTypeError(
+                    "Recipe.model got a module; pass a function that makes one, so that every run"
+                    " starts afresh."
+                )
             optional = field.name in ("validate", "schedule")
             if field.name in ("name", "unit") or (optional and value is None) or callable(value):
                 continue

@@ -38,6 +38,11 @@ class TokenSchedule:
     def apply(self, optimizer: Optimizer, consumed: float) -> None:
         """Set the rate of every group for `consumed` tokens."""
         factor = self.factor(consumed)
+        if not (isinstance(factor, (int, float)) and math.isfinite(factor) and factor >= 0):
+            raise BadValueError(
+                f"a TokenSchedule's factor must be finite and not negative, got {factor!r} at"
+                f" {consumed:g} consumed."
+            )
         for group in optimizer.param_groups:
             rate = group.setdefault("initial_lr", _plain(group["lr"])) * factor
             if isinstance(group["lr"], Tensor):
@@ -74,6 +79,9 @@ def warmup_cosine(
         >>> schedule.factor(0), schedule.factor(1e7), round(schedule.factor(1e9), 6)
         (0.01, 1.0, 0.1)
     """
+    for name, value in (("total", total), ("warmup", warmup), ("start", start), ("end", end)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise BadTypeError(f"{name} must be a number, got {type(value).__name__}.")
     if not (math.isfinite(total) and 0 <= warmup < total):
         raise BadValueError(
             f"warmup_cosine needs 0 <= warmup < total, got warmup={warmup:g}, total={total:g}."
@@ -122,8 +130,11 @@ def advance(schedule: Schedule | None, optimizer: Optimizer, consumed: float) ->
 
 
 def schedule_state(schedule: Schedule | None) -> dict[str, Any] | None:
-    """State to save; a token schedule has none beyond the clock."""
-    return schedule.state_dict() if isinstance(schedule, LRScheduler) else None
+    """Its kind and state; a token schedule has no state beyond the clock."""
+    if schedule is None:
+        return None
+    state = schedule.state_dict() if isinstance(schedule, LRScheduler) else {}
+    return {"kind": type(schedule).__name__, "state": state}
 
 
 def _plain(rate: float | Tensor) -> float:

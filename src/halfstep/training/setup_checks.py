@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
+
+logger = logging.getLogger("halfstep")
 
 
 def check_model(model: object) -> torch.device:
@@ -34,6 +37,13 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
         raise BadTypeError(
             f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}."
         )
+    if left_out := _trainable_outside(optimizer, model):
+        logger.warning(
+            "%d trainable parameters are in no group of the optimizer (first: %s); their gradients"
+            " are computed and kept for nothing. requires_grad_(False) freezes them",
+            len(left_out),
+            left_out[0],
+        )
     known = set(map(id, model.parameters()))
     foreign = [
         tuple(p.shape)
@@ -50,6 +60,11 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
         )
 
 
+def _trainable_outside(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+
+
 def check_stray_gradients(parameters: Sequence[Tensor]) -> None:
     """Refuse to start a window on gradients that the engine did not make.
 
@@ -58,9 +73,9 @@ def check_stray_gradients(parameters: Sequence[Tensor]) -> None:
     stray = [p for p in parameters if p.grad is not None]
     if any(bool(torch.count_nonzero(_values(p))) for p in stray):
         raise CallOrderError(
-            "there are gradients that engine.backward() did not make (a loss.backward() of your"
-            " own?); they carry no loss scale and must not be mixed with scaled ones. Use"
-            " engine.backward(loss), or optimizer.zero_grad() before the window."
+            "there are gradients that engine.backward() of this window did not make (a"
+            " loss.backward() of your own, or another engine's); they must not be mixed with scaled"
+            " ones. Use engine.backward(loss), or optimizer.zero_grad() before the window."
         )
     for p in stray:
         p.grad = None

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from halfstep.records import BadTypeError, BadValueError
-from halfstep.update.loss_scale import LossScale, NoLossScale, StaticLossScale, checked_scale
+from halfstep.update.loss_scale import (
+    LossScale,
+    NoLossScale,
+    StaticLossScale,
+    checked_count,
+    checked_scale,
+)
 
 logger = logging.getLogger("halfstep")
 
@@ -83,8 +89,7 @@ class DynamicLossScale(LossScale):
                 f"init_scale must be inside [min_scale, max_scale], got {init_scale:g} outside"
                 f" [{min_scale:g}, {max_scale:g}]."
             )
-        if hysteresis < 1:
-            raise BadValueError(f"hysteresis must be at least 1 (= no delay), got {hysteresis}.")
+        checked_count("hysteresis", hysteresis)
         self.growth_factor = float(growth_factor)
         self.backoff_factor = float(backoff_factor)
         self.min_scale = float(min_scale)
@@ -101,9 +106,7 @@ class DynamicLossScale(LossScale):
 
     @growth_interval.setter
     def growth_interval(self, interval: int) -> None:
-        if interval < 1:
-            raise BadValueError(f"growth_interval must be at least 1, got {interval}.")
-        self._growth_interval = interval
+        self._growth_interval = checked_count("growth_interval", interval)
         # torch's kernel tests for equality: a tracker beyond a lowered interval never grows again
         self._growth_tracker.clamp_(max=interval - 1)
 
@@ -177,6 +180,12 @@ class DynamicLossScale(LossScale):
         Raises:
             BadValueError: The state has no usable scale (a disabled GradScaler's is empty).
         """
+        if "num_consecutive_skips" in state and "growth_factor" not in state:
+            raise BadValueError(
+                f"the state (keys {sorted(state)}) is not that of a dynamic loss scale, which this"
+                " run uses; to go on in FP16 after a run without one, leave this state out and let"
+                " the scale start afresh."
+            )
         settings = {name: state[name] for name in self._SETTINGS if name in state}
         checked = DynamicLossScale(
             **{
@@ -224,8 +233,13 @@ def as_loss_scale(spec: LossScale | float | str | None, format_name: str) -> Los
             f"loss_scale must be 'auto', None, a number or a loss scale object, got {spec!r}."
         )
     if isinstance(spec, (int, float)) and not isinstance(spec, bool):
-        return StaticLossScale(spec)
+        return StaticLossScale(checked_scale("loss_scale", spec))
+    if isinstance(spec, type) and issubclass(spec, LossScale):
+        raise BadTypeError(f"loss_scale got the class; pass an object: hs.{spec.__name__}().")
+    advice = ""
+    if isinstance(spec, torch.amp.GradScaler):
+        advice = "; a torch GradScaler's state loads into hs.DynamicLossScale()"
     raise BadTypeError(
         "loss_scale must be 'auto', None, a number or a loss scale object, got"
-        f" {type(spec).__name__}; a torch GradScaler's state loads into hs.DynamicLossScale()."
+        f" {type(spec).__name__}{advice}."
     )

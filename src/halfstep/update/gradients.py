@@ -99,5 +99,5 @@ def _same_objects(left: Sequence[object], right: Sequence[object]) -> bool:
 
 
 def parameter_names(named: Sequence[tuple[str, Parameter]]) -> dict[int, str]:
-    """``id(parameter)`` to its dotted name in the model."""
-    return {id(parameter): name for name, parameter in named}
+    """``id(parameter)`` to its dotted name in the model, as it was before `torch.compile`."""
+    return {id(parameter): name.replace("_orig_mod.", "") for name, parameter in named}

@@ -26,10 +26,7 @@ class LossScale:
     """
 
     def __init__(self, init_scale: float, max_consecutive_skips: int) -> None:
-        if max_consecutive_skips < 1:
-            raise BadValueError(
-                f"max_consecutive_skips must be at least 1, got {max_consecutive_skips}."
-            )
+        checked_count("max_consecutive_skips", max_consecutive_skips)
         self.max_consecutive_skips = max_consecutive_skips
         self.num_consecutive_skips = 0
         self._scale = torch.tensor(checked_scale("init_scale", init_scale), dtype=torch.float32)
@@ -67,9 +64,10 @@ class LossScale:
 
         Syncs: no.
         """
+        scale = self._scale.clone()
         self.adjust(found_inf.to(self._scale.device))
         if found_inf.device.type == "cpu":
-            self.observe(bool(found_inf), float(self._scale))
+            self.observe(bool(found_inf), float(scale))
 
     def adjust(self, found_inf: Tensor) -> None:
         """The device half of `update`: change the scale, leave the skip counter to `observe`.
@@ -82,12 +80,12 @@ class LossScale:
         """The tensors that `adjust` changes, for a caller that may have to put them back."""
         return []
 
-    def observe(self, skipped: bool, next_scale: float) -> None:
+    def observe(self, skipped: bool, scale: float) -> None:
         """Tell the host-side counters how a window ended.
 
         Args:
             skipped: Whether the gradients were not finite.
-            next_scale: The scale after `update`.
+            scale: The scale that the window used.
 
         Raises:
             ScaleCollapse: `max_consecutive_skips` skips in a row.
@@ -97,7 +95,7 @@ class LossScale:
             self._scales_at_skips.clear()
             return
         self.num_consecutive_skips += 1
-        self._scales_at_skips.append(next_scale)
+        self._scales_at_skips.append(scale)
         if self.num_consecutive_skips >= self.max_consecutive_skips:
             raise ScaleCollapse(self.num_consecutive_skips, list(self._scales_at_skips))
 
@@ -165,7 +163,7 @@ class StaticLossScale(LossScale):
     """
 
     def __init__(self, scale: float, max_consecutive_skips: int = 50) -> None:
-        super().__init__(scale, max_consecutive_skips)
+        super().__init__(checked_scale("scale", scale), max_consecutive_skips)
 
 
 def promote(loss: Tensor) -> Tensor:
@@ -176,7 +174,14 @@ def promote(loss: Tensor) -> Tensor:
 def checked_scale(name: str, value: float) -> float:
     """`value` if a float32 scale can hold it, else `BadValueError`."""
     if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-        raise BadValueError(f"{name} must be positive and finite, got {value}.")
+        raise BadValueError(f"{name} must be positive and finite, got {value!r}.")
     if not 2.0**-126 <= value <= 2.0**127:
         raise BadValueError(f"{name} must be inside float32's normal range, got {value:g}.")
     return float(value)
+
+
+def checked_count(name: str, value: object) -> int:
+    """`value` if it is a whole number of at least 1, else `BadValueError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from halfstep.update.norm import GradientNorm
 from halfstep.update.outcome import StepOutcome
 from halfstep.update.readback import Number, Readback, on_device, pack, read_now
 from halfstep.update.window import Window
+
+logger = logging.getLogger("halfstep")
 
 Clip = Callable[[list[Tensor]], object]
 
@@ -117,6 +120,7 @@ class Update:
         self._stop_at_non_finite = stop_at_non_finite
         self._on_commit = on_commit
         self._unsettled: StepOutcome | None = None
+        self._has_warned_of_zeros = False
 
     def parameters(self) -> list[Tensor]:
         """Every parameter of the optimizer."""
@@ -166,7 +170,8 @@ class Update:
             if not grads:
                 raise CallOrderError(
                     "no parameter of the optimizer received a gradient in this window"
-                    f" ({self._some_names()}); does the loss depend on them?"
+                    f" ({self._some_names()}): either the loss does not depend on them, or"
+                    " zero_grad() was called after backward."
                 )
             measured = self._measure(window, params, grads)
             if self._may_defer(measured, params):
@@ -226,15 +231,17 @@ class Update:
             decision = replace(checked, grad_norm=norm / unit, clip_coef=coef)
         reason = reason_for(decision.found_inf, weight)
         if reason == "non_finite" and self._stop_at_non_finite:
-            raise self._non_finite_error(scale)
+            raise self._non_finite_error(scale, loss)
         attempt = Attempt.of(self.counters.attempts + 1, self._optimizer, window)
         if reason is None:
             self._adapter.apply(params, grads, decision.multiplier, None)
         next_scale = self._advance_loss_scale(reason, scale)
+        if norm == 0 and reason is None:
+            self._warn_of_zero_gradients()
         consumed = self._commit(reason, weight, attempt)
         numbers = Numbers(decision.grad_norm, decision.clip_coef, scale, loss, weight, metrics)
         outcome = StepOutcome(lambda: attempt.record(numbers, reason, float(next_scale), consumed))
-        self._observe(reason, next_scale, outcome)
+        self._observe(reason, scale, outcome)
         return outcome
 
     def _step_undecided(
@@ -260,7 +267,7 @@ class Update:
             consumed = self._commit(reason, weight, attempt)
             numbers = Numbers(grad_norm, coef, scale, loss, weight, metrics)
             record = attempt.record(numbers, reason, next_scale, consumed)
-            self._observe(reason, next_scale, StepOutcome(lambda: record))
+            self._observe(reason, scale, StepOutcome(lambda: record))
             return record
 
         self._unsettled = StepOutcome(settle)
@@ -301,22 +308,32 @@ class Update:
         for tensor, old in zip(scale.device_state(), before, strict=True):
             tensor.copy_(torch.where(weight.to(tensor.device) == 0, old, tensor))
 
-    def _observe(self, reason: Reason | None, next_scale: Number, outcome: StepOutcome) -> None:
+    def _observe(self, reason: Reason | None, scale: float, outcome: StepOutcome) -> None:
         if reason == "empty_window":
             return
-        skipped = reason is not None
         try:
-            self.loss_scale.observe(skipped, float(next_scale) if skipped else 0.0)
+            self.loss_scale.observe(reason is not None, scale)
         except ScaleCollapse as collapse:
             raise ScaleCollapse(
                 collapse.num_skips, collapse.scales, self._bad_parameters(), outcome.record
             ) from None
 
-    def _non_finite_error(self, scale: float) -> NonFiniteGradientError:
+    def _warn_of_zero_gradients(self) -> None:
+        if not self._has_warned_of_zeros:
+            self._has_warned_of_zeros = True
+            logger.warning(
+                "update %d: every gradient is exactly 0; was zero_grad(set_to_none=False) called"
+                " after backward? (said once)",
+                self.counters.num_updates + 1,
+            )
+
+    def _non_finite_error(self, scale: float, loss: float) -> NonFiniteGradientError:
         names = self._bad_parameters()
+        kind = "finite" if math.isfinite(loss) else f"{loss}, not finite itself"
         return NonFiniteGradientError(
             f"a gradient is not finite at loss scale {scale:g}, first in {names[0]}"
-            f" ({len(names)} of {len(self.parameters())} parameters); nothing was updated."
+            f" ({len(names)} of {len(self.parameters())} parameters); the loss was {kind}."
+            " Nothing was updated."
             " diagnose='never' would skip this window and go on.",
             names,
         )

@@ -23,6 +23,7 @@ class Window:
         divisor: Sum of divisors; ``None`` while all losses are means.
         nominal: The power of two that the losses were divided by in backward.
         metrics: Sums of the extra values.
+        has_gradients: Whether a parameter had a gradient after the last backward.
         true_gradients: Whether ``.grad`` holds unscaled, normalised gradients already.
     """
 
@@ -31,6 +32,7 @@ class Window:
     divisor: Divisor | None = None
     nominal: float = 1.0
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    has_gradients: bool = False
     true_gradients: bool = False
 
     @property
