@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from typing import Any
 
@@ -23,8 +24,9 @@ def rows_in(result: Result) -> list[dict[str, Any]]:
 
 
 def cells_in(result: Result) -> list[list[str]]:
-    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    start = next(i for i, line in enumerate(lines) if line.startswith("─"))
+    return [re.split(r"\s{2,}", line) for line in lines[start + 1 :]]
 
 
 def test_explain_of_the_tutorials_values_is_its_table(halfstep: Invoke) -> None:

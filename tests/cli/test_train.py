@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,11 @@ def test_run_that_finishes_is_0_and_prints_its_table(halfstep: Invoke) -> None:
     result = halfstep("train", "my.py:sums", "--precision", "fp32", "--steps", "3")
     assert result.exit_code == 0
     assert "mine on cpu" in result.stdout
-    header, row = (
-        [cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]]
-        for line in result.stdout.splitlines()
-        if "updates" in line or "finished" in line
-    )
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    header, row = (re.split(r"\s{2,}", line) for line in (lines[1], lines[3]))
     cells = dict(zip(header, row, strict=True))
     assert (cells["format"], cells["updates"], cells["skipped"]) == ("fp32", "3", "0")
-    assert cells["status"] == "finished"
+    assert "status" not in cells  # said only where a run did not finish
     assert "samples/s" in cells
     assert " -> " in cells["error"]
 
@@ -98,7 +96,7 @@ def test_compare_runs_each_format_and_records_each(halfstep: Invoke, folder: Pat
 
 def test_compare_prints_one_table_with_a_row_per_format(halfstep: Invoke) -> None:
     result = halfstep("train", "my.py:build", "--compare", "--steps", "2")
-    rows = [line.split("│")[1].strip() for line in result.stdout.splitlines() if "│" in line]
+    rows = [line.split()[0] for line in result.stdout.strip().splitlines()[-3:]]
     assert rows == ["fp32", "bf16", "fp16"]
 
 

@@ -180,6 +180,23 @@ def test_fused_cpu_kernel_with_a_transposed_gradient_hits_the_right_weights(kind
     assert torch.equal(p, wanted)
 
 
+def test_overflow_on_two_devices_is_still_a_skip() -> None:
+    # torch adds the flags of its devices up; the fused kernels hold on exactly 1.0
+    p = Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([p], lr=1.0, fused=True)
+    p.grad = torch.ones(2)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(2.0)  # type: ignore[attr-defined]
+    optimizer.step()
+    assert torch.equal(p, torch.zeros(2))  # applied
+
+    a, b = Parameter(torch.ones(2)), Parameter(torch.ones(2, dtype=torch.float64))
+    update = Update(torch.optim.SGD([a, b], lr=1.0, fused=True), hs.NoLossScale())
+    for q in (a, b):
+        q.grad = torch.full_like(q, math.inf)
+    assert update.run(one_mean_window()).skipped
+    assert torch.equal(a, torch.ones(2))
+
+
 def test_multiplication_that_overflows_is_a_skip() -> None:
     def make() -> tuple[Parameter, torch.optim.SGD]:
         p = Parameter(torch.zeros(2, dtype=torch.float16))

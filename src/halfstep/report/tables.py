@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -22,27 +23,30 @@ _COLOURS = {
 
 
 def run_table(runs: Sequence[RunRecord]) -> Table:
-    """One row per run: where the loss went, what was skipped, how fast."""
+    """One row per run: where the loss went, what was skipped, how fast. Fits 80 columns."""
     metrics = list(dict.fromkeys(name for run in runs for name in run.validation))
-    table = Table(title=f"{runs[0].recipe} on {runs[0].device}, torch {runs[0].torch}")
+    show_status = any(run.status != "finished" for run in runs)
+    first = runs[0]
+    table = Table(
+        title=f"{first.recipe} on {first.device}, torch {first.torch}", box=box.SIMPLE_HEAD
+    )
     table.add_column("format")
-    for name in ("updates", "skipped", "first loss", "last loss", *metrics, "scale"):
+    for name in ("updates", "skipped", "loss", *metrics, "scale", f"{first.unit}/s"):
         table.add_column(name, justify="right")
-    table.add_column(f"{runs[0].unit}/s", justify="right")
-    table.add_column("status")
+    if show_status:
+        table.add_column("status")
     for run in runs:
         speed = run.consumed_per_s
-        table.add_row(
+        cells = [
             run.format,
             str(run.num_updates),
             str(run.num_skipped),
-            format_number(run.steps[0].loss) if run.steps else "-",
-            format_number(run.steps[-1].loss) if run.steps else "-",
+            _from_to(run.steps[0].loss, run.steps[-1].loss) if run.steps else "-",
             *(_metric(run, name) for name in metrics),
             f"{run.steps[-1].next_loss_scale:g}" if run.steps else "-",
             f"{speed:,.0f}" if speed else "-",
-            run.status,
-        )
+        ]
+        table.add_row(*cells, *([run.status] if show_status else []))
     return table
 
 
@@ -52,7 +56,7 @@ def explain_table(rows: Sequence[tuple[str, Classified]]) -> Table:
     Args:
         rows: Format name and classification.
     """
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("value", "scale"):
         table.add_column(name, justify="right")
     table.add_column("format")
@@ -81,7 +85,10 @@ def explain_table(rows: Sequence[tuple[str, Classified]]) -> Table:
 def _metric(run: RunRecord, name: str) -> str:
     if name not in run.validation:
         return "-"
-    after = format_number(run.validation[name])
     if name not in run.initial_validation:
-        return after
-    return f"{format_number(run.initial_validation[name])} -> {after}"
+        return format_number(run.validation[name])
+    return _from_to(run.initial_validation[name], run.validation[name])
+
+
+def _from_to(before: float, after: float) -> str:
+    return f"{format_number(before)} -> {format_number(after)}"
