@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from halfstep.training import micro_batches as micro_batches
     from halfstep.training import warmup_cosine as warmup_cosine
     from halfstep.update import DynamicLossScale as DynamicLossScale
+    from halfstep.update import GradScaler as GradScaler
     from halfstep.update import LossScale as LossScale
     from halfstep.update import NoLossScale as NoLossScale
     from halfstep.update import StaticLossScale as StaticLossScale
@@ -52,7 +53,7 @@ _HOMES = {
         " RunRecord ScaleCollapse StepRecord"
     ),
     "training": "Engine LossSum Recipe TokenSchedule fit load_recipe micro_batches warmup_cosine",
-    "update": "DynamicLossScale LossScale NoLossScale StaticLossScale StepOutcome",
+    "update": "DynamicLossScale GradScaler LossScale NoLossScale StaticLossScale StepOutcome",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,8 @@ class OptimizerAdapter:
         grads: list[Tensor],
         multiplier: float | Tensor,
         found_inf: Tensor | None,
-    ) -> None:
+        **step_options: Any,
+    ) -> Any:
         """Divide the gradients by the multiplier and step.
 
         Args:
@@ -72,6 +74,10 @@ class OptimizerAdapter:
             grads: Their gradients; may be overwritten.
             multiplier: A float, or a 0-d float32 tensor if `can_skip_itself` said so.
             found_inf: 0-d float32 for an undecided update, else ``None``: the update happens.
+            step_options: Keywords for ``optimizer.step``, which then takes the third road.
+
+        Returns:
+            What ``optimizer.step`` returned, where it was called.
 
         Syncs: no.
         """
@@ -83,15 +89,14 @@ class OptimizerAdapter:
             plan = self._current_plan(params)
             if plan is None or not (plan.is_contiguous and all(map(Tensor.is_contiguous, grads))):
                 grads = match_layouts(params, grads)
-            if plan is not None:
+            if plan is not None and not step_options:
                 plan.run(grads, multiplier, found_inf)
-                return
+                return None
         assert not isinstance(multiplier, Tensor), "undecided updates take the kernel's road"
-        if is_fused(self.optimizer) and type(self.optimizer) in KERNELS:
-            self._step_fused(params, grads, multiplier)
-        else:
-            divide_(grads, multiplier)
-            self.optimizer.step()
+        if is_fused(self.optimizer) and type(self.optimizer) in KERNELS and not step_options:
+            return self._step_fused(params, grads, multiplier)
+        divide_(grads, multiplier)
+        return self.optimizer.step(**step_options)
 
     def _leave_fused_road(self) -> None:
         if not self._fused_by_us:
@@ -107,12 +112,11 @@ class OptimizerAdapter:
             self._plan = KernelPlan.build(self.optimizer, params)
         return self._plan
 
-    def _step_fused(self, params: list[Tensor], grads: list[Tensor], multiplier: float) -> None:
+    def _step_fused(self, params: list[Tensor], grads: list[Tensor], multiplier: float) -> Any:
         if _lacks_some_momentum(self.optimizer, params):
             divide_(grads, multiplier)
             with _unfused(self.optimizer):
-                self.optimizer.step()
-            return
+                return self.optimizer.step()
         if any(p.dtype is torch.float64 for p in params) or not in_float32_range(multiplier):
             divide_(grads, multiplier)
             multiplier = 1.0
@@ -121,7 +125,7 @@ class OptimizerAdapter:
                 self.optimizer.grad_scale = torch.tensor(  # type: ignore[attr-defined]
                     multiplier, dtype=torch.float32, device=params[0].device
                 )
-            self.optimizer.step()
+            return self.optimizer.step()
         finally:
             self.optimizer.__dict__.pop("grad_scale", None)
 
