@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from halfstep.precision import Policy, as_policy
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
 from halfstep.training.autocast_cache import cast_weights_once
+from halfstep.training.buffers import BufferRollback
+from halfstep.training.ema import as_averaged
 from halfstep.training.loss import LossSum, check_loss
 from halfstep.training.schedule import (
     Schedule,
@@ -62,6 +65,10 @@ class Engine:
             scale object.
         schedule: A `TokenSchedule` (needs `LossSum` losses) or a torch `LRScheduler`, stepped
             once per committed update. Epoch schedulers stay in your loop.
+        ema: A decay such as 0.999, or a `torch.optim.swa_utils.AveragedModel` of the model; it is
+            updated once per committed update and is `engine.ema`.
+        buffers: ``"keep"``, or ``"rollback"`` to put module buffers (BatchNorm's statistics) back
+            after a skip and after `abort`; they are copied at the start of each window.
         fuse: ``"auto"`` switches a stock Adam, AdamW, SGD or Adagrad that left `fused` and
             `foreach` open and has no state yet to its fused kernel; ``False`` leaves it alone.
         diagnose: ``"never"``, or ``"raise"`` to stop at the first window with a non-finite
@@ -89,6 +96,8 @@ class Engine:
         clip: Clip | None = None,
         loss_scale: LossScale | float | str | None = "auto",
         schedule: Schedule | None = None,
+        ema: AveragedModel | float | None = None,
+        buffers: str = "keep",
         fuse: str | bool = "auto",
         diagnose: str = "never",
     ) -> None:
@@ -96,6 +105,8 @@ class Engine:
         check_optimizer(optimizer, model)
         if diagnose not in ("never", "raise"):
             raise BadValueError(f"diagnose must be 'never' or 'raise', got {diagnose!r}.")
+        if buffers not in ("keep", "rollback"):
+            raise BadValueError(f"buffers must be 'keep' or 'rollback', got {buffers!r}.")
         if schedule is not None:
             check_schedule(schedule, optimizer)
         self.model = model
@@ -113,8 +124,11 @@ class Engine:
             fuse=fuse,
             names=self._names,
             stop_at_non_finite=diagnose == "raise",
-            on_commit=self._advance_schedule,
+            on_commit=self._follow_commit,
+            on_skip=self._follow_skip,
         )
+        self.ema = as_averaged(ema, model)
+        self._buffers = BufferRollback(model) if buffers == "rollback" else None
         self._schedule = schedule
         self._window = Window()
         self._has_warned_of_fp16_loss = False
@@ -144,6 +158,8 @@ class Engine:
 
     def autocast(self) -> torch.autocast:
         """The context for forward and loss; backward and step never belong inside."""
+        if torch.is_grad_enabled():
+            self._remember_buffers()
         return self.policy.autocast(self.device.type)
 
     def backward(self, loss: Tensor | LossSum, *, retain_graph: bool = False) -> None:
@@ -194,7 +210,15 @@ class Engine:
                 " one engine.backward(loss) since the last one."
             )
         window, self._window = self._window, Window()
-        return self._update.run(window)
+        updates_before = self._update.counters.num_updates
+        try:
+            return self._update.run(window)
+        except BaseException:
+            if self._buffers is not None and self._update.counters.num_updates == updates_before:
+                self._buffers.restore()
+            raise
+        finally:
+            self._forget_buffers()
 
     def train_step(self, window: Iterable[Batch], loss_fn: LossFn[Batch]) -> StepOutcome:
         """Forward and backward of every micro-batch under autocast, then one step.
@@ -216,6 +240,7 @@ class Engine:
                 "train_step inside an open window: call step() or abort() after your own"
                 " backward() first."
             )
+        self._remember_buffers()
         try:
             with cast_weights_once(self.device.type, self.model, batches):
                 for batch in batches:
@@ -263,11 +288,12 @@ class Engine:
 
         For retries after an out-of-memory error. Without an open window it does nothing.
         """
-        self._window = Window()
-        self._update.clear_gradients()
+        if self._buffers is not None:
+            self._buffers.restore()
+        self._drop_window()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the engine itself knows: scale, counters, clock, schedule.
+        """What the engine itself knows: scale, counters, clock, schedule, averaged weights.
 
         Model and optimizer have their own ``state_dict``.
 
@@ -285,6 +311,7 @@ class Engine:
             "loss_scale": self.loss_scale.state_dict(),
             "counters": vars(counters).copy(),
             "schedule": schedule_state(self._schedule),
+            "ema": None if self.ema is None else self.ema.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -294,7 +321,7 @@ class Engine:
             BadValueError: The state is not an engine's, or was made with another kind of
                 schedule. Nothing is changed then.
         """
-        expected = {"loss_scale", "counters", "schedule"}
+        expected = {"loss_scale", "counters", "schedule", "ema"}
         if set(state) != expected:
             raise BadValueError(
                 f"expected the state of an Engine with the keys {sorted(expected)}, got"
@@ -307,7 +334,13 @@ class Engine:
                 f"the state was saved with the schedule {kinds[0]}, this engine has {kinds[1]};"
                 " build the engine with the schedule of the run that wrote it."
             )
-        self.abort()
+        if (state["ema"] is None) != (self.ema is None):
+            has = "one" if self.ema is not None else "none"
+            raise BadValueError(
+                f"the state was saved {'without' if state['ema'] is None else 'with'} an average of"
+                f" the weights, this engine has {has}; build it with the same ema."
+            )
+        self._drop_window()
         self._update.settle()
         self.loss_scale.load_state_dict(state["loss_scale"])
         vars(self._update.counters).update(state["counters"])
@@ -315,6 +348,8 @@ class Engine:
             self._schedule.apply(self.optimizer, self._update.counters.consumed)
         elif self._schedule is not None:
             self._schedule.load_state_dict(saved["state"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
 
     def _check_window(self, window: Window, divisor: float | Tensor | None) -> None:
         """Refuse a micro-batch that does not fit what the window holds."""
@@ -352,7 +387,26 @@ class Engine:
         self._update.settle()
         return self._update.counters
 
-    def _advance_schedule(self, consumed: float) -> None:
+    def _drop_window(self) -> None:
+        self._window = Window()
+        self._update.clear_gradients()
+        self._forget_buffers()
+
+    def _forget_buffers(self) -> None:
+        if self._buffers is not None:
+            self._buffers.forget()
+
+    def _remember_buffers(self) -> None:
+        if self._buffers is not None and not self._window.num_micro_batches:
+            self._buffers.remember()
+
+    def _follow_skip(self, found_inf: float | Tensor) -> None:
+        if self._buffers is not None:
+            self._buffers.restore(found_inf)
+
+    def _follow_commit(self, consumed: float) -> None:
+        if self.ema is not None:
+            self.ema.update_parameters(self.model)
         try:
             advance(self._schedule, self.optimizer, consumed)
         except Exception as error:

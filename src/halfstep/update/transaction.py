@@ -93,6 +93,8 @@ class Update:
         names: ``id(parameter)`` to name, for messages.
         stop_at_non_finite: Raise `NonFiniteGradientError` instead of skipping.
         on_commit: Called after each committed update with the consumed total.
+        on_skip: Called when a window moves nothing, with 1.0; for an update that the kernel
+            decides, at its launch with the undecided 0-d `found_inf`.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Update:
         names: Mapping[int, str] | None = None,
         stop_at_non_finite: bool = False,
         on_commit: Callable[[float], None] | None = None,
+        on_skip: Callable[[float | Tensor], None] | None = None,
     ) -> None:
         _check_clipping(max_norm, clip)
         self.loss_scale = loss_scale
@@ -119,6 +122,7 @@ class Update:
         self._names = dict(names or {})
         self._stop_at_non_finite = stop_at_non_finite
         self._on_commit = on_commit
+        self._on_skip: Callable[[float | Tensor], None] = on_skip or (lambda found_inf: None)
         self._unsettled: StepOutcome | None = None
         self._has_warned_of_zeros = False
 
@@ -230,6 +234,8 @@ class Update:
             coef = min(1.0, norm_left * unit / norm) if norm else 1.0
             decision = replace(checked, grad_norm=norm / unit, clip_coef=coef)
         reason = reason_for(decision.found_inf, weight)
+        if reason is not None:
+            self._on_skip(1.0)
         if reason == "non_finite" and self._stop_at_non_finite:
             raise self._non_finite_error(scale, loss)
         attempt = Attempt.of(self.counters.attempts + 1, self._optimizer, window)
@@ -254,6 +260,7 @@ class Update:
         decision = decide_on_device(norm, unit, self._max_norm, grads)
         attempt = Attempt.of(self.counters.attempts + 1, self._optimizer, window)
         self._adapter.apply(params, grads, decision.multiplier, decision.found_inf)
+        self._on_skip(decision.found_inf)
         scale = self.loss_scale.value.clone()
         self._advance_loss_scale_on_device(decision.found_inf, window.weight)
         facts = [decision.found_inf, decision.grad_norm, decision.clip_coef, scale]

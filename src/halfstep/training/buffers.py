@@ -1,0 +1,64 @@
+"""``buffers="rollback"``: module buffers as they were before a window that was skipped."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class BufferRollback:
+    """Copies of a model's buffers (BatchNorm's statistics) from before the open window.
+
+    The forward pass moves them, so a NaN batch would leave NaN in them although its update was
+    skipped.
+
+    Args:
+        model: Its buffers are looked up anew at every call, so that loading and moving is fine.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._copies: list[Tensor] = []
+        self._is_open = False
+
+    def remember(self) -> None:
+        """Copy the buffers as they are now.
+
+        Syncs: no.
+        """
+        buffers = list(self._model.buffers())
+        if not self._fits(buffers):
+            self._copies = [buffer.detach().clone() for buffer in buffers]
+        else:
+            for copy, buffer in zip(self._copies, buffers, strict=True):
+                copy.copy_(buffer)
+        self._is_open = True
+
+    def forget(self) -> None:
+        """The window is over: `restore` does nothing until the next `remember`."""
+        self._is_open = False
+
+    @torch.no_grad()
+    def restore(self, found_inf: float | Tensor = 1.0) -> None:
+        """Put the copies back.
+
+        Args:
+            found_inf: A number, or a 0-d tensor on an accelerator where the host does not know
+                yet whether the window is skipped; 0 keeps the buffers.
+
+        Syncs: no.
+        """
+        buffers = list(self._model.buffers())
+        if not self._is_open or not self._fits(buffers):
+            return  # nothing was remembered, or the model was changed since
+        for copy, buffer in zip(self._copies, buffers, strict=True):
+            if isinstance(found_inf, Tensor):
+                skipped = found_inf.to(buffer.device) > 0
+                buffer.copy_(torch.where(skipped, copy, buffer))
+            elif found_inf:
+                buffer.copy_(copy)
+
+    def _fits(self, buffers: list[Tensor]) -> bool:
+        return [(b.shape, b.dtype, b.device) for b in buffers] == [
+            (c.shape, c.dtype, c.device) for c in self._copies
+        ]
