@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from halfstep.training import Recipe as Recipe
     from halfstep.training import TokenSchedule as TokenSchedule
     from halfstep.training import fit as fit
+    from halfstep.training import load_checkpoint as load_checkpoint
     from halfstep.training import load_recipe as load_recipe
     from halfstep.training import micro_batches as micro_batches
+    from halfstep.training import save_checkpoint as save_checkpoint
     from halfstep.training import warmup_cosine as warmup_cosine
     from halfstep.update import DynamicLossScale as DynamicLossScale
     from halfstep.update import GradScaler as GradScaler
@@ -52,7 +54,10 @@ _HOMES = {
         "BadTypeError BadValueError CallOrderError HalfstepError NonFiniteGradientError RecipeError"
         " RunRecord ScaleCollapse StepRecord"
     ),
-    "training": "Engine LossSum Recipe TokenSchedule fit load_recipe micro_batches warmup_cosine",
+    "training": (
+        "Engine LossSum Recipe TokenSchedule fit load_checkpoint load_recipe micro_batches"
+        " save_checkpoint warmup_cosine"
+    ),
     "update": "DynamicLossScale GradScaler LossScale NoLossScale StaticLossScale StepOutcome",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -1,5 +1,6 @@
 """Training steps and whole runs."""
 
+from halfstep.training.checkpoint import load_checkpoint, save_checkpoint
 from halfstep.training.engine import Engine
 from halfstep.training.fit import fit
 from halfstep.training.load_recipe import load_recipe
@@ -14,7 +15,9 @@ __all__ = [
     "Recipe",
     "TokenSchedule",
     "fit",
+    "load_checkpoint",
     "load_recipe",
     "micro_batches",
+    "save_checkpoint",
     "warmup_cosine",
 ]
