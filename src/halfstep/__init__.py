@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from halfstep.records import RunRecord as RunRecord
     from halfstep.records import ScaleCollapse as ScaleCollapse
     from halfstep.records import StepRecord as StepRecord
+    from halfstep.training import CheckpointFolder as CheckpointFolder
     from halfstep.training import Engine as Engine
     from halfstep.training import LossSum as LossSum
     from halfstep.training import Recipe as Recipe
@@ -55,8 +56,8 @@ _HOMES = {
         " RunRecord ScaleCollapse StepRecord"
     ),
     "training": (
-        "Engine LossSum Recipe TokenSchedule fit load_checkpoint load_recipe micro_batches"
-        " save_checkpoint warmup_cosine"
+        "CheckpointFolder Engine LossSum Recipe TokenSchedule fit load_checkpoint load_recipe"
+        " micro_batches save_checkpoint warmup_cosine"
     ),
     "update": "DynamicLossScale GradScaler LossScale NoLossScale StaticLossScale StepOutcome",
 }

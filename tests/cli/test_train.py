@@ -137,3 +137,32 @@ def test_seed_makes_two_runs_bit_equal(halfstep: Invoke) -> None:
     )
     assert first == again
     assert first != other
+
+
+def test_saved_run_resumes_and_its_record_has_every_step(halfstep: Invoke, folder: Path) -> None:
+    common = ["train", "my.py:sums", "--precision", "fp32"]
+    straight = runs_in(halfstep(*common, "--steps", "6", "--json"))[0]
+    saving = ["--steps", "4", "--save-every", "2", "--save-to", "saved", "--keep", "1"]
+    assert halfstep(*common, *saving).exit_code == 0
+    assert [path.name for path in (folder / "saved").iterdir()] == ["step-00000004.pt"]
+    resuming = ["--steps", "6", "--resume", "saved", "--record", "run.jsonl", "--json"]
+    resumed = runs_in(halfstep(*common, *resuming))[0]
+    assert resumed["steps"] == straight["steps"]
+    assert hs.RunRecord.load("run.jsonl").to_dict() == resumed
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--resume", "none.pt"], "no checkpoint 'none.pt'"),
+        (["--save-every", "0"], "every must be a whole number of at least 1"),
+        (["--compare", "--save-every", "2"], "--compare makes three runs"),
+        (["--save-to", "saved"], "has no effect without --save-every"),
+    ],
+)
+def test_saving_that_cannot_be_is_one_line_with_code_2(
+    halfstep: Invoke, options: list[str], text: str
+) -> None:
+    result = halfstep("train", "my.py:build", "--precision", "fp32", "--steps", "2", *options)
+    assert result.exit_code == 2
+    assert text in result.stderr.splitlines()[-1]

@@ -45,6 +45,17 @@ def train(
             help="Write the run as JSON Lines; --compare writes NAME.fp32.jsonl and so on."
         ),
     ] = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps between two checkpoints; default: none.")
+    ] = None,
+    save_to: Annotated[
+        Path | None, typer.Option(help="Folder of the checkpoints; default: runs/RECIPE.")
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = 3,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on from a checkpoint, or from the newest one in a folder."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON on stdout.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -59,7 +70,7 @@ def train(
         from halfstep.report.tables import run_table
         from halfstep.tools.compare import FORMATS
         from halfstep.tools.compare import compare as run_each
-        from halfstep.training import fit, load_recipe
+        from halfstep.training import CheckpointFolder, fit, load_recipe
 
         console = stderr()
         show_log(console)
@@ -71,6 +82,16 @@ def train(
 
         if log_every is not None and log_every < 1:
             raise BadValueError(f"--log-every must be at least 1, got {log_every}.")
+        if compare and (resume is not None or save_every is not None):
+            raise BadValueError(
+                "--compare makes three runs; save and resume one at a time, with --precision."
+            )
+        if save_to is not None and save_every is None:
+            raise BadValueError("--save-to has no effect without --save-every.")
+        checkpoints = None
+        if save_every is not None:
+            folder = save_to or Path("runs") / loaded.name
+            checkpoints = CheckpointFolder(folder, save_every, keep)
         with RunFiles(record, formats) as files, progress.running():
 
             def fit_in(name: str) -> RunRecord:
@@ -86,6 +107,8 @@ def train(
                     max_norm=max_norm,
                     seed=seed,
                     device=device,
+                    checkpoints=checkpoints,
+                    resume=resume,
                     on_step=on_step,
                 )
                 files.close(name, run)

@@ -49,9 +49,12 @@ class RunFiles:
         """Append the newest step of a run, after its header the first time."""
         if name not in self._files:
             return
-        if name not in self._written:
-            self._write(name, run.header())
-        self._write(name, run.steps[-1].to_dict())
+        if name in self._written:
+            self._write(name, run.steps[-1].to_dict())
+            return
+        self._write(name, run.header())
+        for step in run.steps:  # a resumed run begins with the steps made before
+            self._write(name, step.to_dict())
 
     def close(self, name: str, run: RunRecord) -> None:
         """Append the results of a run."""

@@ -1,6 +1,7 @@
 """Training steps and whole runs."""
 
 from halfstep.training.checkpoint import load_checkpoint, save_checkpoint
+from halfstep.training.checkpoint_folder import CheckpointFolder
 from halfstep.training.engine import Engine
 from halfstep.training.fit import fit
 from halfstep.training.load_recipe import load_recipe
@@ -10,6 +11,7 @@ from halfstep.training.schedule import TokenSchedule, warmup_cosine
 from halfstep.training.windows import micro_batches
 
 __all__ = [
+    "CheckpointFolder",
     "Engine",
     "LossSum",
     "Recipe",

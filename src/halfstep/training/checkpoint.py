@@ -121,6 +121,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise BadValueError(f"no checkpoint {str(path)!r}.") from None
     except Exception as error:  # torch.load raises anything on what is no checkpoint
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "Weights only load failed" in reason:
+            reason = "it holds objects that only running its code could make; keep extra plain"
         raise BadValueError(
             f"{str(path)!r} is no whole checkpoint (truncated, or of something else): {reason}"
         ) from error

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from halfstep.records import (
     ScaleCollapse,
     StepRecord,
 )
+from halfstep.training.checkpoint_folder import CheckpointFolder, resume_run
 from halfstep.training.engine import Engine
 from halfstep.training.recipe import Recipe
+from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.scale_trend import ScaleTrend
 from halfstep.update import StepOutcome
 
@@ -39,6 +42,8 @@ def fit(
     max_norm: float | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
+    checkpoints: CheckpointFolder | None = None,
+    resume: str | Path | None = None,
     on_step: Callable[[RunRecord, StepRecord], None] | None = None,
 ) -> RunRecord:
     """Train a recipe for `steps` attempted updates.
@@ -46,11 +51,13 @@ def fit(
     Args:
         recipe: What to train.
         precision: As for `Engine`.
-        steps: Attempted updates, at least 1.
+        steps: Attempted updates, at least 1; with `resume` those made before count.
         accumulate: Micro-batches per update.
         max_norm: As for `Engine`.
         seed: Seeds torch before the model is made, so that runs of one seed start equal.
         device: ``None`` for the accelerator where there is one.
+        checkpoints: Where and how often to save the run.
+        resume: A checkpoint of this run, or a folder of them: go on bit for bit from there.
         on_step: Called with the run so far and each step's record.
 
     Returns:
@@ -84,15 +91,22 @@ def fit(
         format=engine.policy.format,
         reason=engine.policy.reason,
         device=place.type,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         started=datetime.now().astimezone().isoformat(timespec="seconds"),
         unit=recipe.unit,
         settings={"steps": steps, "accumulate": accumulate, "max_norm": max_norm, "seed": seed},
     )
+    windows = _windows(recipe, accumulate, place)
+    if resume is not None:
+        run = resume_run(Path(resume), run, engine)
+        state = rng_state()
+        for _ in run.steps:
+            next(windows)  # the recipe's order is fixed: this is the position in the data
+        set_rng_state(state)
     try:
-        run.initial_validation = _validate(recipe, engine)
-        windows = _windows(recipe, accumulate, place)
-        _train(engine, recipe, windows, run, on_step)
+        if resume is None:
+            run.initial_validation = _validate(recipe, engine)
+        _train(engine, recipe, windows, run, checkpoints, on_step)
         run.validation = _validate(recipe, engine)
         run.status = "finished"
     except KeyboardInterrupt:
@@ -108,6 +122,7 @@ def _train(
     recipe: Recipe,
     windows: Iterator[list[Any]],
     run: RunRecord,
+    checkpoints: CheckpointFolder | None,
     on_step: Callable[[RunRecord, StepRecord], None] | None,
 ) -> None:
     trend = ScaleTrend()
@@ -115,7 +130,7 @@ def _train(
     def note(record: StepRecord) -> None:
         record = replace(record, batch=(record.step - 1) * run.settings["accumulate"])
         run.steps.append(record)
-        run.duration_s = time.perf_counter() - start
+        run.duration_s = seconds_before + time.perf_counter() - start
         if message := trend.note(record):
             logger.warning("%s", message)
         if on_step is not None:
@@ -123,12 +138,15 @@ def _train(
 
     engine.model.train()
     pending: list[StepOutcome] = []  # read one step late, when the host need not wait any more
-    start = time.perf_counter()
+    seconds_before, start = run.duration_s, time.perf_counter()
     try:
-        for _ in range(run.settings["steps"]):
+        for step in range(len(run.steps) + 1, run.settings["steps"] + 1):
             pending.append(engine.train_step(next(windows), recipe.loss_fn))
-            if len(pending) > 1:
+            is_due = checkpoints is not None and checkpoints.is_due(step)
+            while len(pending) > (0 if is_due else 1):
                 note(pending.pop(0).record)
+            if checkpoints is not None and is_due:
+                checkpoints.save(engine, run)
     except ScaleCollapse as collapse:
         if pending:
             note(pending.pop(0).record)
