@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from halfstep.records import RunRecord as RunRecord
     from halfstep.records import ScaleCollapse as ScaleCollapse
     from halfstep.records import StepRecord as StepRecord
+    from halfstep.tools import verify_resume as verify_resume
     from halfstep.training import CheckpointFolder as CheckpointFolder
     from halfstep.training import Engine as Engine
     from halfstep.training import LossSum as LossSum
@@ -55,6 +56,7 @@ _HOMES = {
         "BadTypeError BadValueError CallOrderError HalfstepError NonFiniteGradientError RecipeError"
         " RunRecord ScaleCollapse StepRecord"
     ),
+    "tools": "verify_resume",
     "training": (
         "CheckpointFolder Engine LossSum Recipe TokenSchedule fit load_checkpoint load_recipe"
         " micro_batches save_checkpoint warmup_cosine"

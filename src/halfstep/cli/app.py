@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from halfstep.cli.diff import diff
 from halfstep.cli.explain import explain
+from halfstep.cli.resume_check import resume_check
 from halfstep.cli.train import train
 
 app = typer.Typer(
@@ -14,6 +16,8 @@ app = typer.Typer(
     help="Mixed-precision training for PyTorch that is safe, fast and explains itself.",
 )
 app.command()(train)
+app.command()(resume_check)
+app.command()(diff)
 app.command(context_settings={"ignore_unknown_options": True})(explain)
 
 

@@ -56,6 +56,9 @@ def train(
         Path | None,
         typer.Option(help="Go on from a checkpoint, or from the newest one in a folder."),
     ] = None,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Record a checksum of the parameters per step.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the runs as JSON on stdout.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -109,6 +112,7 @@ def train(
                     device=device,
                     checkpoints=checkpoints,
                     resume=resume,
+                    checksums=checksums,
                     on_step=on_step,
                 )
                 files.close(name, run)

@@ -1,5 +1,6 @@
 """Plain data that users read, and the exception family. Imports the standard library only."""
 
+from halfstep.records.comparison import Comparison, compare_steps
 from halfstep.records.errors import (
     BadTypeError,
     BadValueError,
@@ -16,10 +17,12 @@ __all__ = [
     "BadTypeError",
     "BadValueError",
     "CallOrderError",
+    "Comparison",
     "HalfstepError",
     "NonFiniteGradientError",
     "RecipeError",
     "RunRecord",
     "ScaleCollapse",
     "StepRecord",
+    "compare_steps",
 ]

@@ -133,6 +133,8 @@ class RunRecord:
             return cls.from_dict({**rows[0], "steps": steps, **(ends[-1] if ends else {})})
         except BadValueError:
             raise
+        except OSError as error:
+            raise BadValueError(f"cannot read {str(path)!r}: {error.strerror}.") from error
         except (ValueError, TypeError) as error:
             raise BadValueError(
                 f"{path} is not a halfstep run record ({_first_line(error)}); write one with"

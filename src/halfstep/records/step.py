@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from halfstep.records.floats import decode_floats, encode_floats
@@ -33,6 +33,7 @@ class StepRecord:
         consumed: Sum of divisors over all committed updates, this one included.
         batch: Number of micro-batches before this window, where a run knows it: with the recipe's
             fixed order it says which data the step saw.
+        checksum: Over the bits of all parameters after the step, where a run was asked for it.
     """
 
     step: int
@@ -47,7 +48,8 @@ class StepRecord:
     next_loss_scale: float
     lr: list[float]
     consumed: float
-    batch: int | None = field(default=None)
+    batch: int | None = None
+    checksum: str | None = None
 
     @property
     def skipped(self) -> bool:
@@ -62,7 +64,7 @@ class StepRecord:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepRecord:
         """The inverse of `to_dict`."""
-        texts = {"reason"}
+        texts = {"reason", "checksum"}
         return cls(**{k: v if k in texts else decode_floats(v) for k, v in data.items()})
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from halfstep.numerics import Classified
-from halfstep.records import RunRecord
+from halfstep.records import RunRecord, StepRecord
 from halfstep.records.step import format_number
 
 _COLOURS = {
@@ -48,6 +48,33 @@ def run_table(runs: Sequence[RunRecord]) -> Table:
         ]
         table.add_row(*cells, *([run.status] if show_status else []))
     return table
+
+
+def resume_table(straight: Sequence[StepRecord], resumed: Sequence[StepRecord]) -> Table:
+    """Two rows per step, straight above resumed; what differs is red."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in ("step", "run", *_RESUME_COLUMNS):
+        table.add_column(name, justify="left" if name == "run" else "right")
+    others = {record.step: record for record in resumed}
+    for left in straight:
+        right = others.get(left.step)
+        for name, record, other in (("straight", left, right), ("resumed", right, left)):
+            cells = [_resume_cell(record, other, column) for column in _RESUME_COLUMNS]
+            table.add_row(str(left.step), name, *cells)
+    return table
+
+
+_RESUME_COLUMNS = ("batch", "lr", "loss_scale", "updated", "loss", "checksum")
+
+
+def _resume_cell(record: StepRecord | None, other: StepRecord | None, column: str) -> Text:
+    if record is None:
+        return Text("-")
+    value = getattr(record, column)
+    shown = ",".join(map(format_number, value)) if isinstance(value, list) else value
+    shown = f"{shown:.9g}" if isinstance(shown, float) else str(shown)
+    same = other is not None and str(getattr(other, column)) == str(value)
+    return Text(shown, style="" if same else "red")
 
 
 def explain_table(rows: Sequence[tuple[str, Classified]]) -> Table:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from halfstep.precision import Policy
@@ -23,6 +22,7 @@ from halfstep.records import (
     ScaleCollapse,
     StepRecord,
 )
+from halfstep.training.build import build_engine, parameter_checksum
 from halfstep.training.checkpoint_folder import CheckpointFolder, resume_run
 from halfstep.training.engine import Engine
 from halfstep.training.recipe import Recipe
@@ -44,6 +44,7 @@ def fit(
     device: str | torch.device | None = None,
     checkpoints: CheckpointFolder | None = None,
     resume: str | Path | None = None,
+    checksums: bool = False,
     on_step: Callable[[RunRecord, StepRecord], None] | None = None,
 ) -> RunRecord:
     """Train a recipe for `steps` attempted updates.
@@ -58,6 +59,8 @@ def fit(
         device: ``None`` for the accelerator where there is one.
         checkpoints: Where and how often to save the run.
         resume: A checkpoint of this run, or a folder of them: go on bit for bit from there.
+        checksums: Put a checksum of the parameters into each step's record; the host then waits
+            for every step.
         on_step: Called with the run so far and each step's record.
 
     Returns:
@@ -76,16 +79,7 @@ def fit(
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise BadValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}.")
     place = _checked_device(device)
-    torch.manual_seed(seed)
-    model = recipe.model()
-    if not isinstance(model, nn.Module):
-        raise BadTypeError(
-            f"Recipe.model must return a torch.nn.Module, got {type(model).__name__}."
-        )
-    model.to(place)
-    optimizer = recipe.optimizer(model)
-    schedule = recipe.schedule(optimizer) if recipe.schedule is not None else None
-    engine = Engine(model, optimizer, precision=precision, max_norm=max_norm, schedule=schedule)
+    engine = build_engine(recipe, precision=precision, max_norm=max_norm, seed=seed, device=place)
     run = RunRecord(
         recipe=recipe.name,
         format=engine.policy.format,
@@ -106,7 +100,7 @@ def fit(
     try:
         if resume is None:
             run.initial_validation = _validate(recipe, engine)
-        _train(engine, recipe, windows, run, checkpoints, on_step)
+        _train(engine, recipe, windows, run, checkpoints, checksums, on_step)
         run.validation = _validate(recipe, engine)
         run.status = "finished"
     except KeyboardInterrupt:
@@ -123,12 +117,17 @@ def _train(
     windows: Iterator[list[Any]],
     run: RunRecord,
     checkpoints: CheckpointFolder | None,
+    checksums: bool,
     on_step: Callable[[RunRecord, StepRecord], None] | None,
 ) -> None:
     trend = ScaleTrend()
 
     def note(record: StepRecord) -> None:
-        record = replace(record, batch=(record.step - 1) * run.settings["accumulate"])
+        record = replace(
+            record,
+            batch=(record.step - 1) * run.settings["accumulate"],
+            checksum=parameter_checksum(engine.model) if checksums else None,
+        )
         run.steps.append(record)
         run.duration_s = seconds_before + time.perf_counter() - start
         if message := trend.note(record):
@@ -143,7 +142,7 @@ def _train(
         for step in range(len(run.steps) + 1, run.settings["steps"] + 1):
             pending.append(engine.train_step(next(windows), recipe.loss_fn))
             is_due = checkpoints is not None and checkpoints.is_due(step)
-            while len(pending) > (0 if is_due else 1):
+            while len(pending) > (0 if is_due or checksums else 1):
                 note(pending.pop(0).record)
             if checkpoints is not None and is_due:
                 checkpoints.save(engine, run)
