@@ -18,7 +18,8 @@ ALLOWED = {
     "numerics": set(),
     "precision": {"numerics"},
     "update": {"numerics"},
-    "training": {"update", "precision", "numerics"},
+    "trace": {"numerics"},
+    "training": {"update", "precision", "trace", "numerics"},
     "tools": {"training", "update", "precision", "numerics"},
     "report": {"numerics"},
     "recipes": {"training"},
@@ -65,7 +66,7 @@ def test_records_import_the_standard_library_only() -> None:
 
 
 def test_library_rooms_import_torch_and_nothing_else() -> None:
-    for room in ("numerics", "precision", "update", "training"):
+    for room in ("numerics", "precision", "trace", "update", "training"):
         for path in (ROOT / room).rglob("*.py"):
             allowed = {*sys.stdlib_module_names, "halfstep", "torch"}
             assert top_level_modules(path) <= allowed, path

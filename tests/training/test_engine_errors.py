@@ -49,7 +49,7 @@ def out(model: nn.Module) -> Tensor:
         ({"precision": 16}, "precision must be .* got int"),
         ({"loss_scale": hs.DynamicLossScale}, r"pass an object: hs.DynamicLossScale\(\)"),
         ({"fuse": True}, "fuse must be 'auto' or False"),
-        ({"diagnose": "always"}, "diagnose must be 'never' or 'raise'"),
+        ({"diagnose": "always"}, "diagnose must be 'never', 'raise' or 'on_skip'"),
         ({"schedule": lambda step: 1.0}, "schedule must be a halfstep token schedule or a torch"),
     ],
 )

@@ -56,6 +56,9 @@ def train(
         Path | None,
         typer.Option(help="Go on from a checkpoint, or from the newest one in a folder."),
     ] = None,
+    diagnose: Annotated[
+        str, typer.Option(help="never, on_skip (replay and name the op) or raise.")
+    ] = "never",
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Record a checksum of the parameters per step.")
     ] = False,
@@ -113,6 +116,7 @@ def train(
                     checkpoints=checkpoints,
                     resume=resume,
                     checksums=checksums,
+                    diagnose=diagnose,
                     on_step=on_step,
                 )
                 files.close(name, run)

@@ -1,6 +1,7 @@
 """Plain data that users read, and the exception family. Imports the standard library only."""
 
 from halfstep.records.comparison import Comparison, compare_steps
+from halfstep.records.diagnosis import Diagnosis
 from halfstep.records.errors import (
     BadTypeError,
     BadValueError,
@@ -18,6 +19,7 @@ __all__ = [
     "BadValueError",
     "CallOrderError",
     "Comparison",
+    "Diagnosis",
     "HalfstepError",
     "NonFiniteGradientError",
     "RecipeError",

@@ -56,7 +56,8 @@ class ScaleCollapse(HalfstepError, RuntimeError):  # noqa: N818 - the name users
         num_skips: Skipped updates in a row.
         scales: The loss scale at each of the last skips, oldest first.
         parameters: Names of parameters whose gradient was not finite at the last skip.
-        record: What the last attempt did, where an engine made it.
+        record: What the last attempt did, where an engine made it; with ``diagnose="on_skip"`` its
+            diagnosis is a part of the text.
     """
 
     def __init__(
@@ -86,6 +87,8 @@ class ScaleCollapse(HalfstepError, RuntimeError):  # noqa: N818 - the name users
             shown = ", ".join(self.parameters[:3])
             more = len(self.parameters) - 3
             text += f" Non-finite gradient in {shown}" + (f" and {more} more." if more > 0 else ".")
+        if self.record is not None and self.record.diagnosis is not None:
+            text += f" Replayed: {self.record.diagnosis}."
         text += (
             " Look at the batch first (NaN or inf in inputs or targets), then at the weights and"
             " the learning rate (one step that is too large makes NaN for ever)"

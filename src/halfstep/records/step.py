@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from halfstep.records.diagnosis import Diagnosis
 from halfstep.records.floats import decode_floats, encode_floats
 
 Reason = Literal["non_finite", "empty_window"]
@@ -33,6 +34,7 @@ class StepRecord:
         consumed: Sum of divisors over all committed updates, this one included.
         batch: Number of micro-batches before this window, where a run knows it: with the recipe's
             fixed order it says which data the step saw.
+        diagnosis: What a replay of a skipped window found, where the engine was asked for it.
         checksum: Over the bits of all parameters after the step, where a run was asked for it.
     """
 
@@ -50,6 +52,7 @@ class StepRecord:
     consumed: float
     batch: int | None = None
     checksum: str | None = None
+    diagnosis: Diagnosis | None = None
 
     @property
     def skipped(self) -> bool:
@@ -64,8 +67,11 @@ class StepRecord:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepRecord:
         """The inverse of `to_dict`."""
-        texts = {"reason", "checksum"}
-        return cls(**{k: v if k in texts else decode_floats(v) for k, v in data.items()})
+        texts = {"reason", "checksum", "diagnosis"}
+        fields = {k: v if k in texts else decode_floats(v) for k, v in data.items()}
+        if fields.get("diagnosis") is not None:
+            fields["diagnosis"] = Diagnosis.from_dict(fields["diagnosis"])
+        return cls(**fields)
 
     def __str__(self) -> str:
         rates = ",".join(format_number(rate) for rate in self.lr)

@@ -21,6 +21,7 @@ def build_engine(
     max_norm: float | None,
     seed: int,
     device: torch.device,
+    diagnose: str = "never",
 ) -> Engine:
     """Seed torch, then make model, optimizer, schedule and engine, always the same ones."""
     torch.manual_seed(seed)
@@ -32,7 +33,14 @@ def build_engine(
     model.to(device)
     optimizer = recipe.optimizer(model)
     schedule = recipe.schedule(optimizer) if recipe.schedule is not None else None
-    return Engine(model, optimizer, precision=precision, max_norm=max_norm, schedule=schedule)
+    return Engine(
+        model,
+        optimizer,
+        precision=precision,
+        max_norm=max_norm,
+        schedule=schedule,
+        diagnose=diagnose,
+    )
 
 
 def parameter_checksum(model: nn.Module) -> str:

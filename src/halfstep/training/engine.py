@@ -15,11 +15,13 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from halfstep.precision import Policy, as_policy
-from halfstep.records import BadTypeError, BadValueError, CallOrderError
+from halfstep.records import BadTypeError, BadValueError, CallOrderError, ScaleCollapse
 from halfstep.training.autocast_cache import cast_weights_once
 from halfstep.training.buffers import BufferRollback
 from halfstep.training.ema import as_averaged
 from halfstep.training.loss import LossSum, check_loss
+from halfstep.training.replay import Replay
+from halfstep.training.rng import rng_state
 from halfstep.training.schedule import (
     Schedule,
     TokenSchedule,
@@ -71,8 +73,10 @@ class Engine:
             after a skip and after `abort`; they are copied at the start of each window.
         fuse: ``"auto"`` switches a stock Adam, AdamW, SGD or Adagrad that left `fused` and
             `foreach` open and has no state yet to its fused kernel; ``False`` leaves it alone.
-        diagnose: ``"never"``, or ``"raise"`` to stop at the first window with a non-finite
-            gradient, naming the parameter.
+        diagnose: ``"never"``; ``"raise"`` to stop at the first window with a non-finite gradient,
+            naming the parameter; ``"on_skip"`` to run a skipped window of `train_step` again under
+            a tracer and put the first bad op into the outcome (`loss_fn` is called again, its side
+            effects happen twice; the host waits for every step).
 
     Raises:
         BadTypeError, BadValueError: One sentence per mistake, see the messages.
@@ -103,8 +107,10 @@ class Engine:
     ) -> None:
         device = check_model(model)
         check_optimizer(optimizer, model)
-        if diagnose not in ("never", "raise"):
-            raise BadValueError(f"diagnose must be 'never' or 'raise', got {diagnose!r}.")
+        if diagnose not in ("never", "raise", "on_skip"):
+            raise BadValueError(
+                f"diagnose must be 'never', 'raise' or 'on_skip', got {diagnose!r}."
+            )
         if buffers not in ("keep", "rollback"):
             raise BadValueError(f"buffers must be 'keep' or 'rollback', got {buffers!r}.")
         if schedule is not None:
@@ -130,6 +136,7 @@ class Engine:
         self.ema = as_averaged(ema, model)
         self._buffers = BufferRollback(model) if buffers == "rollback" else None
         self._schedule = schedule
+        self._replays = diagnose == "on_skip"
         self._window = Window()
         self._has_warned_of_fp16_loss = False
         if isinstance(schedule, TokenSchedule):
@@ -241,6 +248,10 @@ class Engine:
                 " backward() first."
             )
         self._remember_buffers()
+        replay = None
+        if self._replays:
+            batches = list(batches)
+            replay = self._prepare_replay(batches, loss_fn)
         try:
             with cast_weights_once(self.device.type, self.model, batches):
                 for batch in batches:
@@ -250,10 +261,33 @@ class Engine:
                     del loss
             if not self._window.num_micro_batches:
                 raise BadValueError("train_step got an empty window; there is nothing to update.")
-            return self.step()
+            nominal = self._window.nominal
+            try:
+                outcome = self.step()
+            except ScaleCollapse as collapse:
+                if replay is not None:
+                    raise replay.explain(collapse, nominal) from None
+                raise
+            if replay is not None and outcome.reason == "non_finite":
+                outcome.attach(replay.diagnose(outcome.loss_scale, nominal))
+            return outcome
         except BaseException:
             self.abort()
             raise
+
+    def _prepare_replay(self, batches: list[Any], loss_fn: LossFn[Any]) -> Replay:
+        buffers = BufferRollback(self.model)
+        buffers.remember()
+        return Replay(
+            model=self.model,
+            policy=self.policy,
+            device_type=self.device.type,
+            parameters=self._update.parameters(),
+            loss_fn=loss_fn,
+            batches=batches,
+            rng=rng_state(),
+            buffers=buffers,
+        )
 
     @contextlib.contextmanager
     def gradients(self) -> Iterator[Mapping[str, Tensor]]:

@@ -45,6 +45,7 @@ def fit(
     checkpoints: CheckpointFolder | None = None,
     resume: str | Path | None = None,
     checksums: bool = False,
+    diagnose: str = "never",
     on_step: Callable[[RunRecord, StepRecord], None] | None = None,
 ) -> RunRecord:
     """Train a recipe for `steps` attempted updates.
@@ -61,6 +62,7 @@ def fit(
         resume: A checkpoint of this run, or a folder of them: go on bit for bit from there.
         checksums: Put a checksum of the parameters into each step's record; the host then waits
             for every step.
+        diagnose: As for `Engine`; a diagnosis is logged as well.
         on_step: Called with the run so far and each step's record.
 
     Returns:
@@ -79,7 +81,9 @@ def fit(
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise BadValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}.")
     place = _checked_device(device)
-    engine = build_engine(recipe, precision=precision, max_norm=max_norm, seed=seed, device=place)
+    engine = build_engine(
+        recipe, precision=precision, max_norm=max_norm, seed=seed, device=place, diagnose=diagnose
+    )
     run = RunRecord(
         recipe=recipe.name,
         format=engine.policy.format,
@@ -130,6 +134,8 @@ def _train(
         )
         run.steps.append(record)
         run.duration_s = seconds_before + time.perf_counter() - start
+        if record.diagnosis is not None:
+            logger.warning("step %d skipped: %s", record.step, record.diagnosis)
         if message := trend.note(record):
             logger.warning("%s", message)
         if on_step is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
-from halfstep.records import StepRecord
+from halfstep.records import Diagnosis, StepRecord
 
 
 class StepOutcome:
@@ -36,6 +37,15 @@ class StepOutcome:
         self.settle()
         assert self._record is not None
         return self._record
+
+    def attach(self, diagnosis: Diagnosis) -> None:
+        """Put what a replay found into the record."""
+        self._record = dataclasses.replace(self.record, diagnosis=diagnosis)
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """What a replay of the skipped window found, with ``diagnose="on_skip"``."""
+        return self.record.diagnosis
 
     @property
     def step(self) -> int:

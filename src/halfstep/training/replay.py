@@ -1,0 +1,132 @@
+"""Running a skipped window again: nothing has moved, so it fails again, under a tracer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from halfstep.precision import Policy
+from halfstep.records import ScaleCollapse
+from halfstep.records.diagnosis import Diagnosis, Verdict
+from halfstep.trace import BadOp, FirstBadOp
+from halfstep.training.buffers import BufferRollback
+from halfstep.training.loss import LossSum
+from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.update.loss_scale import promote
+from halfstep.update.norm import GradientNorm
+
+_STEP = 4.0  # between the scales that are tried, downwards
+_SMALLEST = 2.0**-14
+
+
+@dataclass
+class Replay:
+    """Everything that a window was made of.
+
+    Attributes:
+        model, policy, device_type: As in the engine.
+        parameters: Those of the optimizer; their gradients are dropped afterwards.
+        loss_fn: Called again: its side effects happen twice.
+        batches: The window.
+        rng: State of the generators before the window.
+        buffers: Module buffers from before the window.
+    """
+
+    model: nn.Module
+    policy: Policy
+    device_type: str
+    parameters: Sequence[Tensor]
+    loss_fn: Callable[[nn.Module, Any], Tensor | LossSum]
+    batches: Sequence[Any]
+    rng: dict[str, Any]
+    buffers: BufferRollback
+
+    def explain(self, collapse: ScaleCollapse, nominal: float) -> ScaleCollapse:
+        """The same error with a diagnosis of its last window."""
+        record = collapse.record
+        if record is None:
+            return collapse
+        record = replace(record, diagnosis=self.diagnose(record.loss_scale, nominal))
+        return ScaleCollapse(collapse.num_skips, collapse.scales, collapse.parameters, record)
+
+    def diagnose(self, scale: float, nominal: float) -> Diagnosis:
+        """Find the first bad op, then the largest lower scale at which the window is finite.
+
+        Args:
+            scale: Loss scale of the window.
+            nominal: What its losses were divided by in backward.
+        """
+        after = rng_state()
+        buffers_after = BufferRollback(self.model)
+        buffers_after.remember()
+        try:
+            with FirstBadOp() as tracer:
+                self._run(scale, nominal)
+            bad = tracer.first
+            if bad is None:
+                return _result("not_reproduced", _NOTHING, scale, None)
+            if not self._batch_is_finite():
+                return _result("bad_batch", bad, scale, None)
+            finite_at = self._largest_finite_scale(scale, nominal)
+            verdict: Verdict = "never_finite" if finite_at is None else "scale_searching"
+            return _result(verdict, bad, scale, finite_at)
+        finally:
+            self._clean_up()
+            buffers_after.restore()
+            set_rng_state(after)
+
+    def _run(self, scale: float, nominal: float) -> float | Tensor:
+        """Forward and backward of the whole window; returns the gradient norm."""
+        self._clean_up()
+        set_rng_state(self.rng)
+        for batch in self.batches:
+            with self.policy.autocast(self.device_type):
+                loss = self.loss_fn(self.model, batch)
+            total = loss.total if isinstance(loss, LossSum) else loss
+            with torch.autocast(self.device_type, enabled=False):
+                torch.autograd.backward(promote(total).reshape(()) / nominal * scale)
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        return GradientNorm()(grads) if grads else 0.0
+
+    def _largest_finite_scale(self, scale: float, nominal: float) -> float | None:
+        scale /= _STEP
+        while scale >= _SMALLEST:
+            if math.isfinite(float(self._run(scale, nominal))):
+                return scale
+            scale /= _STEP
+        return None
+
+    def _batch_is_finite(self) -> bool:
+        leaves = pytree.tree_leaves(list(self.batches))
+        tensors = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+        return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+    def _clean_up(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+        self.buffers.restore()
+
+
+def _result(verdict: Verdict, bad: BadOp, scale: float, finite_at: float | None) -> Diagnosis:
+    return Diagnosis(
+        verdict=verdict,
+        op=bad.op,
+        module=bad.module,
+        phase=bad.phase,
+        dtype=bad.dtype,
+        shape=bad.shape,
+        largest_input=bad.largest_input,
+        finite_fraction=bad.finite_fraction,
+        scale=scale,
+        finite_at_scale=finite_at,
+        buffers_restored=True,
+    )
+
+
+_NOTHING = BadOp("", "", "", "", (), 0.0, 1.0)

@@ -1,0 +1,177 @@
+"""A skipped window explains itself: which op, where, and whether the scale is to blame."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import halfstep as hs
+from halfstep.records import StepRecord
+from snapshots import differences, snapshot
+
+
+class Squared(nn.Module):
+    """Squares a large product: inf in FP16, fine in FP32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.head(self.body(x).square()))
+
+
+def make(model: nn.Module, precision: str = "fp16", **settings: Any) -> hs.Engine:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return hs.Engine(model, optimizer, precision=precision, diagnose="on_skip", **settings)
+
+
+def mse(model: nn.Module, x: Tensor) -> Tensor:
+    return F.mse_loss(model(x).float(), torch.ones(len(x), 1))
+
+
+def diagnosis_of(outcome: hs.StepOutcome) -> hs.Diagnosis:
+    assert outcome.skipped
+    assert outcome.diagnosis is not None
+    return outcome.diagnosis
+
+
+def test_overflow_in_the_forward_pass_is_named_and_no_scale_helps() -> None:
+    torch.manual_seed(0)
+    model = Squared()
+    nn.init.constant_(model.body.weight, 100.0)
+    found = diagnosis_of(make(model).train_step([torch.ones(4, 8)], mse))
+    # 8 inputs of 1 times 100 are 800; their squares, 640000, are beyond 65504
+    assert (found.verdict, found.op, found.phase) == ("never_finite", "aten.pow", "forward")
+    assert (found.module, found.dtype) == ("Squared", "float16")
+    assert found.largest_input == pytest.approx(800, rel=2**-8)
+    assert found.finite_fraction == 0.0
+    assert "NaN or inf at any loss scale; first in aten.pow in Squared" in str(found)
+
+
+def test_search_of_the_scale_is_told_apart() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    outcome = make(model).train_step([torch.ones(4, 8)], lambda m, x: mse(m, x) * 50)
+    found = diagnosis_of(outcome)
+    assert (found.verdict, found.phase) == ("scale_searching", "backward")
+    assert found.finite_at_scale is not None
+    # oracle: a step at that scale commits, at four times of it it does not
+    for scale, commits in ((found.finite_at_scale, True), (found.finite_at_scale * 4, False)):
+        torch.manual_seed(0)
+        fresh = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        engine = hs.Engine(
+            fresh, torch.optim.SGD(fresh.parameters(), lr=0.01), precision="fp16", loss_scale=scale
+        )
+        step = engine.train_step([torch.ones(4, 8)], lambda m, x: mse(m, x) * 50)
+        assert step.updated is commits
+
+
+def test_bad_batch_is_named_as_that() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    x = torch.ones(4, 8)
+    x[2, 3] = math.nan
+    found = diagnosis_of(make(model, "fp32").train_step([torch.ones(4, 8), x], mse))
+    assert found.verdict == "bad_batch"
+    assert str(found).startswith("a value of the batch is not finite; first in aten.addmm in")
+
+
+def test_nan_born_from_a_mask_of_minus_infinity_is_the_softmax() -> None:
+    # a row that is masked as a whole: NaN in FP32 too, so it is no matter of precision
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(8, 4)
+            self.soft = nn.Softmax(dim=-1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.zeros(4, 4)
+            mask[1] = -math.inf
+            return torch.as_tensor(self.soft(self.score(x) + mask).sum(1, keepdim=True))
+
+    found = diagnosis_of(make(Masked(), "fp32").train_step([torch.ones(4, 8)], mse))
+    assert (found.verdict, found.op) == ("never_finite", "aten._softmax")
+    assert found.module == "Masked.soft"
+    assert found.finite_fraction == 0.75
+
+
+def test_replay_leaves_no_trace() -> None:
+    # oracle: the same run without diagnosis, dropout and BatchNorm included
+    def run(diagnose: str, buffers: str) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        engine = hs.Engine(
+            model, optimizer, precision="fp16", diagnose=diagnose, buffers=buffers, max_norm=1.0
+        )
+        for factor in (1.0, 1e6, 1.0, math.inf, 1.0):
+            engine.train_step([torch.randn(4, 8)], lambda m, x, f=factor: mse(m, x) * f)
+        return [*snapshot(model, optimizer, engine), torch.get_rng_state()]
+
+    for buffers in ("keep", "rollback"):
+        assert differences(run("never", buffers), run("on_skip", buffers)) == []
+
+
+class CountOps(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_step_that_is_not_skipped_runs_the_same_ops() -> None:
+    def ops(diagnose: str) -> list[str]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        engine = hs.Engine(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16", diagnose=diagnose
+        )
+        engine.train_step([torch.ones(4, 8)], mse)
+        with CountOps() as counter:
+            assert engine.train_step([torch.ones(4, 8), torch.ones(4, 8)], mse).updated
+        return counter.names
+
+    assert ops("on_skip") == ops("never")
+
+
+def test_collapse_carries_the_diagnosis() -> None:
+    model = Squared()
+    nn.init.constant_(model.body.weight, 100.0)
+    engine = make(model, loss_scale=hs.DynamicLossScale(max_consecutive_skips=2))
+    engine.train_step([torch.ones(4, 8)], mse)
+    with pytest.raises(hs.ScaleCollapse, match=r"Replayed: NaN or inf at any .*aten.pow") as caught:
+        engine.train_step([torch.ones(4, 8)], mse)
+    assert caught.value.record is not None
+    assert caught.value.record.step == 2
+
+
+def test_record_with_a_diagnosis_round_trips_through_json() -> None:
+    model = Squared()
+    nn.init.constant_(model.body.weight, 100.0)
+    record = make(model).train_step([torch.ones(4, 8)], mse).record
+    text = json.dumps(record.to_dict(), allow_nan=False)
+    again = StepRecord.from_dict(json.loads(text))
+    assert again.diagnosis == record.diagnosis
+    assert again.to_dict() == record.to_dict()
+
+
+def test_window_that_fails_once_only_is_said_to_be_not_reproduced() -> None:
+    factors = iter([math.inf, 1.0])
+    model = nn.Linear(8, 1)
+    outcome = make(model, "fp32").train_step(
+        [torch.ones(4, 8)], lambda m, x: mse(m, x) * next(factors)
+    )
+    assert diagnosis_of(outcome).verdict == "not_reproduced"
