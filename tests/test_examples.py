@@ -1,0 +1,65 @@
+"""The examples run, without a warning, and show what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_tested() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert [p.name for p in EXAMPLES.glob("*.py") if f'run("{p.name}")' not in text] == []
+
+
+def test_three_micro_batches_are_exact_and_the_mean_of_means_is_not() -> None:
+    text = run("three_micro_batches.py")
+    dtypes = dict(re.findall(r"^  (.+?) {2,}(\w+)$", text, re.MULTILINE))
+    assert dtypes["token ids"] == "int64"
+    assert dtypes["head"] == dtypes["gradient of the logits"] == "bfloat16"
+    assert dtypes["loss"] == dtypes["gradient of the parameters"] == "float32"
+    errors = [float(e) for e in re.findall(r"gradient off by (\S+)", text)]
+    assert errors[0] < 1e-6 < errors[1] < 1e-2 < 0.5 < errors[2]
+
+
+def test_nan_at_step_200_has_the_log_and_the_cause() -> None:
+    text = run("nan_at_step_200.py")
+    steps = re.findall(r"\[step (\d+)\] loss=(\S+) scale=(\d+) skipped=(\w+)", text)
+    good = [step for step in steps if int(step[0]) < 200]
+    bad = [step for step in steps if int(step[0]) >= 200]
+    assert {step[3] for step in good} == {"False"}
+    assert float(good[-1][1]) < 0.5
+    assert {step[3] for step in bad} == {"True"}
+    assert {step[1] for step in bad} == {"nan"}
+    scales = [int(step[2]) for step in bad]
+    assert scales == [65536 >> n for n in range(len(scales))]  # halved with every skip
+    assert "a value of the batch is not finite" in text
+    # closed form: a clipped SGD step with lr 1 is 1 long; clipped while scaled, 1 / 1024
+    assert re.findall(r": +(\d\.\d{6})", text) == ["1.000000", "0.000977"]
+
+
+def test_sam_learns_in_fp16() -> None:
+    losses = [float(loss) for loss in re.findall(r"loss=(\S+)", run("sam.py"))]
+    assert losses[-1] < 0.1
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in EXAMPLES.glob("*.py")))
+def test_example_says_how_to_run_it(name: str) -> None:
+    assert f"python examples/{name}" in (EXAMPLES / name).read_text(encoding="utf-8")
