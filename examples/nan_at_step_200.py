@@ -2,13 +2,14 @@
 
     python examples/nan_at_step_200.py
 
-Part 1: the log that people know. The loss is fine, then every step is skipped and the loss scale halves
-with every skip. halfstep replays the first skipped window and names the cause: from step 200 on the
-loader yields images that were not normalised (0 to 255 and a few dead pixels that are NaN).
+Part 1: the log that people know. The loss is fine, then every step is skipped and the loss scale
+halves with every skip. halfstep replays the first skipped window and names the cause: from step
+200 on the loader yields images that were not normalised (0 to 255 and a few dead pixels that are
+NaN).
 
-Part 2: the explanation that is usually given, "gradients were clipped before they were unscaled", cannot
-do that: a skipped step puts nothing into the optimizer. What it does is starve the update, by the factor
-of the loss scale.
+Part 2: the explanation that is usually given, "gradients were clipped before they were unscaled",
+cannot do that: a skipped step puts nothing into the optimizer. What it does is starve the update,
+by the factor of the loss scale.
 """
 
 from __future__ import annotations

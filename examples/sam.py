@@ -2,9 +2,9 @@
 
     python examples/sam.py
 
-The first pass finds where the loss is highest nearby; the second one's gradient is applied at the old
-weights. `abort()` ends the first window without a step, so that the second is a window of its own with its
-own finite check; an overflow in either leaves the weights as they were.
+The first pass finds where the loss is highest nearby; the second one's gradient is applied at the
+old weights. `abort()` ends the first window without a step, so that the second is a window of its
+own with its own finite check; an overflow in either leaves the weights as they were.
 
 Source: Foret et al. 2021, Sharpness-Aware Minimization, algorithm 1.
 """

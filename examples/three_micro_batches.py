@@ -2,9 +2,9 @@
 
     python examples/three_micro_batches.py
 
-Prints, for one window: what autocast does to each value (activations in BF16, loss in FP32, parameter
-gradients in FP32), and that the gradient of the window is that of all its tokens together, where a mean
-of three means is not.
+Prints, for one window: what autocast does to each value (activations in BF16, loss in FP32,
+parameter gradients in FP32), and that the gradient of the window is that of all its tokens
+together, where a mean of three means is not.
 """
 
 from __future__ import annotations
