@@ -18,17 +18,11 @@ from halfstep.precision import Policy, as_policy
 from halfstep.records import BadTypeError, BadValueError, CallOrderError, ScaleCollapse
 from halfstep.training.autocast_cache import cast_weights_once
 from halfstep.training.buffers import BufferRollback
-from halfstep.training.ema import as_averaged
+from halfstep.training.followers import Followers
 from halfstep.training.loss import LossSum, check_loss
 from halfstep.training.replay import Replay
 from halfstep.training.rng import rng_state
-from halfstep.training.schedule import (
-    Schedule,
-    TokenSchedule,
-    advance,
-    check_schedule,
-    schedule_state,
-)
+from halfstep.training.schedule import Schedule
 from halfstep.training.setup_checks import check_model, check_optimizer, check_stray_gradients
 from halfstep.training.windows import checked_window
 from halfstep.update import Counters, LossScale, StepOutcome, Update, Window, as_loss_scale
@@ -111,16 +105,13 @@ class Engine:
             raise BadValueError(
                 f"diagnose must be 'never', 'raise' or 'on_skip', got {diagnose!r}."
             )
-        if buffers not in ("keep", "rollback"):
-            raise BadValueError(f"buffers must be 'keep' or 'rollback', got {buffers!r}.")
-        if schedule is not None:
-            check_schedule(schedule, optimizer)
         self.model = model
         self.optimizer = optimizer
         self.device = device
         self.policy = as_policy(precision, device)
         if precision == "auto":
             logger.info("precision: %s (%s)", self.policy.format, self.policy.reason)
+        self._followers = Followers(model, optimizer, schedule, ema, buffers)
         self._names = parameter_names(list(model.named_parameters()))
         self._update = Update(
             optimizer,
@@ -130,22 +121,22 @@ class Engine:
             fuse=fuse,
             names=self._names,
             stop_at_non_finite=diagnose == "raise",
-            on_commit=self._follow_commit,
-            on_skip=self._follow_skip,
+            on_commit=self._followers.committed,
+            on_skip=self._followers.nothing_moved,
         )
-        self.ema = as_averaged(ema, model)
-        self._buffers = BufferRollback(model) if buffers == "rollback" else None
-        self._schedule = schedule
         self._replays = diagnose == "on_skip"
         self._window = Window()
         self._has_warned_of_fp16_loss = False
-        if isinstance(schedule, TokenSchedule):
-            schedule.apply(optimizer, 0.0)
 
     @property
     def loss_scale(self) -> LossScale:
         """The loss scale object; ``engine.loss_scale.value`` is the current factor."""
         return self._update.loss_scale
+
+    @property
+    def ema(self) -> AveragedModel | None:
+        """The averaged weights, ``None`` without."""
+        return self._followers.ema
 
     @property
     def num_updates(self) -> int:
@@ -165,8 +156,8 @@ class Engine:
 
     def autocast(self) -> torch.autocast:
         """The context for forward and loss; backward and step never belong inside."""
-        if torch.is_grad_enabled():
-            self._remember_buffers()
+        if torch.is_grad_enabled() and not self._window.num_micro_batches:
+            self._followers.window_opens()
         return self.policy.autocast(self.device.type)
 
     def backward(self, loss: Tensor | LossSum, *, retain_graph: bool = False) -> None:
@@ -221,11 +212,11 @@ class Engine:
         try:
             return self._update.run(window)
         except BaseException:
-            if self._buffers is not None and self._update.counters.num_updates == updates_before:
-                self._buffers.restore()
+            if self._update.counters.num_updates == updates_before:
+                self._followers.nothing_moved()
             raise
         finally:
-            self._forget_buffers()
+            self._followers.window_closes()
 
     def train_step(self, window: Iterable[Batch], loss_fn: LossFn[Batch]) -> StepOutcome:
         """Forward and backward of every micro-batch under autocast, then one step.
@@ -247,7 +238,7 @@ class Engine:
                 "train_step inside an open window: call step() or abort() after your own"
                 " backward() first."
             )
-        self._remember_buffers()
+        self._followers.window_opens()
         replay = None
         if self._replays:
             batches = list(batches)
@@ -322,8 +313,7 @@ class Engine:
 
         For retries after an out-of-memory error. Without an open window it does nothing.
         """
-        if self._buffers is not None:
-            self._buffers.restore()
+        self._followers.nothing_moved()
         self._drop_window()
 
     def state_dict(self) -> dict[str, Any]:
@@ -344,8 +334,7 @@ class Engine:
         return {
             "loss_scale": self.loss_scale.state_dict(),
             "counters": vars(counters).copy(),
-            "schedule": schedule_state(self._schedule),
-            "ema": None if self.ema is None else self.ema.state_dict(),
+            **self._followers.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -361,34 +350,17 @@ class Engine:
                 f"expected the state of an Engine with the keys {sorted(expected)}, got"
                 f" {sorted(map(str, state))}."
             )
-        saved, present = state["schedule"], schedule_state(self._schedule)
-        kinds = [None if found is None else found["kind"] for found in (saved, present)]
-        if kinds[0] != kinds[1]:
-            raise BadValueError(
-                f"the state was saved with the schedule {kinds[0]}, this engine has {kinds[1]};"
-                " build the engine with the schedule of the run that wrote it."
-            )
-        if (state["ema"] is None) != (self.ema is None):
-            has = "one" if self.ema is not None else "none"
-            raise BadValueError(
-                f"the state was saved {'without' if state['ema'] is None else 'with'} an average of"
-                f" the weights, this engine has {has}; build it with the same ema."
-            )
+        self._followers.check_state(state)
         self._drop_window()
         self._update.settle()
         self.loss_scale.load_state_dict(state["loss_scale"])
         vars(self._update.counters).update(state["counters"])
-        if isinstance(self._schedule, TokenSchedule):
-            self._schedule.apply(self.optimizer, self._update.counters.consumed)
-        elif self._schedule is not None:
-            self._schedule.load_state_dict(saved["state"])
-        if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
+        self._followers.load_state_dict(state, self._update.counters.consumed)
 
     def _check_window(self, window: Window, divisor: float | Tensor | None) -> None:
         """Refuse a micro-batch that does not fit what the window holds."""
         window.check_kind(divisor)
-        if divisor is None and isinstance(self._schedule, TokenSchedule):
+        if divisor is None and self._followers.counts_tokens:
             raise BadTypeError(
                 "a token schedule needs to know how many tokens a loss is made of; return"
                 " hs.LossSum(total, divisor) instead of a mean."
@@ -424,30 +396,7 @@ class Engine:
     def _drop_window(self) -> None:
         self._window = Window()
         self._update.clear_gradients()
-        self._forget_buffers()
-
-    def _forget_buffers(self) -> None:
-        if self._buffers is not None:
-            self._buffers.forget()
-
-    def _remember_buffers(self) -> None:
-        if self._buffers is not None and not self._window.num_micro_batches:
-            self._buffers.remember()
-
-    def _follow_skip(self, found_inf: float | Tensor) -> None:
-        if self._buffers is not None:
-            self._buffers.restore(found_inf)
-
-    def _follow_commit(self, consumed: float) -> None:
-        if self.ema is not None:
-            self.ema.update_parameters(self.model)
-        try:
-            advance(self._schedule, self.optimizer, consumed)
-        except Exception as error:
-            raise CallOrderError(
-                f"the schedule failed after update {self._update.counters.num_updates} was made"
-                f" (weights and counters have moved): {error}"
-            ) from error
+        self._followers.window_closes()
 
     def _choose_nominal(self, divisor: float | Tensor) -> float:
         """The power of two near the first positive divisor, fixed for the rest of the run.

@@ -92,7 +92,8 @@ class Update:
         fuse: See `OptimizerAdapter`.
         names: ``id(parameter)`` to name, for messages.
         stop_at_non_finite: Raise `NonFiniteGradientError` instead of skipping.
-        on_commit: Called after each committed update with the consumed total.
+        on_commit: Called after each committed update with the number of updates and the consumed
+            total.
         on_skip: Called when a window moves nothing, with 1.0; for an update that the kernel
             decides, at its launch with the undecided 0-d `found_inf`.
     """
@@ -107,7 +108,7 @@ class Update:
         fuse: str | bool = "auto",
         names: Mapping[int, str] | None = None,
         stop_at_non_finite: bool = False,
-        on_commit: Callable[[float], None] | None = None,
+        on_commit: Callable[[int, float], None] | None = None,
         on_skip: Callable[[float | Tensor], None] | None = None,
     ) -> None:
         _check_clipping(max_norm, clip)
@@ -288,7 +289,7 @@ class Update:
             counters.num_updates += 1
             counters.consumed += weight if attempt.has_divisor else 0.0
             if self._on_commit is not None:
-                self._on_commit(counters.consumed)
+                self._on_commit(counters.num_updates, counters.consumed)
         return counters.consumed
 
     def _advance_loss_scale(self, reason: Reason | None, scale_now: float) -> Number:
