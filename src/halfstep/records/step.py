@@ -35,6 +35,8 @@ class StepRecord:
         batch: Number of micro-batches before this window, where a run knows it: with the recipe's
             fixed order it says which data the step saw.
         diagnosis: What a replay of a skipped window found, where the engine was asked for it.
+        fallback: Format that the whole run goes on in from the next step, after a collapse of the
+            loss scale that the engine was allowed to survive.
         checksum: Over the bits of all parameters after the step, where a run was asked for it.
     """
 
@@ -53,6 +55,7 @@ class StepRecord:
     batch: int | None = None
     checksum: str | None = None
     diagnosis: Diagnosis | None = None
+    fallback: str | None = None
 
     @property
     def skipped(self) -> bool:
@@ -67,7 +70,7 @@ class StepRecord:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepRecord:
         """The inverse of `to_dict`."""
-        texts = {"reason", "checksum", "diagnosis"}
+        texts = {"reason", "checksum", "diagnosis", "fallback"}
         fields = {k: v if k in texts else decode_floats(v) for k, v in data.items()}
         if fields.get("diagnosis") is not None:
             fields["diagnosis"] = Diagnosis.from_dict(fields["diagnosis"])
@@ -79,7 +82,10 @@ class StepRecord:
             f"[step {self.step}] loss={format_number(self.loss)}"
             f" scale={self.loss_scale:.10g} grad_norm={format_number(self.grad_norm)} lr={rates}"
         )
-        return line if self.updated else f"{line} skipped=True reason={self.reason}"
+        if self.updated:
+            return line
+        line += f" skipped=True reason={self.reason}"
+        return f"{line} fallback={self.fallback}" if self.fallback else line
 
 
 def format_number(value: float) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -25,7 +26,15 @@ from halfstep.training.rng import rng_state
 from halfstep.training.schedule import Schedule
 from halfstep.training.setup_checks import check_model, check_optimizer, check_stray_gradients
 from halfstep.training.windows import checked_window
-from halfstep.update import Counters, LossScale, StepOutcome, Update, Window, as_loss_scale
+from halfstep.update import (
+    Counters,
+    LossScale,
+    NoLossScale,
+    StepOutcome,
+    Update,
+    Window,
+    as_loss_scale,
+)
 from halfstep.update.gradients import parameter_names
 from halfstep.update.loss_scale import promote
 from halfstep.update.transaction import Clip
@@ -67,6 +76,9 @@ class Engine:
             after a skip and after `abort`; they are copied at the start of each window.
         fuse: ``"auto"`` switches a stock Adam, AdamW, SGD or Adagrad that left `fused` and
             `foreach` open and has no state yet to its fused kernel; ``False`` leaves it alone.
+        on_collapse: What follows ``max_consecutive_skips`` skips of an FP16 run in a row:
+            ``"raise"`` `ScaleCollapse`, or go on as a whole in ``"bf16"`` or ``"fp32"`` without a
+            loss scale, which is logged as an error and is in the outcome.
         diagnose: ``"never"``; ``"raise"`` to stop at the first window with a non-finite gradient,
             naming the parameter; ``"on_skip"`` to run a skipped window of `train_step` again under
             a tracer and put the first bad op into the outcome (`loss_fn` is called again, its side
@@ -97,6 +109,7 @@ class Engine:
         ema: AveragedModel | float | None = None,
         buffers: str = "keep",
         fuse: str | bool = "auto",
+        on_collapse: str = "raise",
         diagnose: str = "never",
     ) -> None:
         device = check_model(model)
@@ -104,6 +117,10 @@ class Engine:
         if diagnose not in ("never", "raise", "on_skip"):
             raise BadValueError(
                 f"diagnose must be 'never', 'raise' or 'on_skip', got {diagnose!r}."
+            )
+        if on_collapse not in ("raise", "bf16", "fp32"):
+            raise BadValueError(
+                f"on_collapse must be 'raise', 'bf16' or 'fp32', got {on_collapse!r}."
             )
         self.model = model
         self.optimizer = optimizer
@@ -124,6 +141,7 @@ class Engine:
             on_commit=self._followers.committed,
             on_skip=self._followers.nothing_moved,
         )
+        self._on_collapse = on_collapse
         self._replays = diagnose == "on_skip"
         self._window = Window()
         self._has_warned_of_fp16_loss = False
@@ -211,6 +229,13 @@ class Engine:
         updates_before = self._update.counters.num_updates
         try:
             return self._update.run(window)
+        except ScaleCollapse as collapse:
+            if collapse.record is None or not self._may_fall_back():
+                raise
+            self._fall_back()
+            logger.error("%s The run goes on in %s.", collapse, self._on_collapse)
+            record = replace(collapse.record, fallback=self._on_collapse)
+            return StepOutcome(lambda: record)
         except BaseException:
             if self._update.counters.num_updates == updates_before:
                 self._followers.nothing_moved()
@@ -332,6 +357,7 @@ class Engine:
             )
         counters = self._settled_counters()  # before the scale is read: it counts skips too
         return {
+            "format": self.policy.format,
             "loss_scale": self.loss_scale.state_dict(),
             "counters": vars(counters).copy(),
             **self._followers.state_dict(),
@@ -344,13 +370,15 @@ class Engine:
             BadValueError: The state is not an engine's, or was made with another kind of
                 schedule. Nothing is changed then.
         """
-        expected = {"loss_scale", "counters", "schedule", "ema"}
+        expected = {"format", "loss_scale", "counters", "schedule", "ema"}
         if set(state) != expected:
             raise BadValueError(
                 f"expected the state of an Engine with the keys {sorted(expected)}, got"
                 f" {sorted(map(str, state))}."
             )
         self._followers.check_state(state)
+        if state["format"] == self._on_collapse and self._may_fall_back():
+            self._fall_back()  # the run that wrote it had
         self._drop_window()
         self._update.settle()
         self.loss_scale.load_state_dict(state["loss_scale"])
@@ -392,6 +420,13 @@ class Engine:
     def _settled_counters(self) -> Counters:
         self._update.settle()
         return self._update.counters
+
+    def _may_fall_back(self) -> bool:
+        return self.policy.format == "fp16" and self._on_collapse != "raise"
+
+    def _fall_back(self) -> None:
+        self.policy = Policy(self._on_collapse, "fell back after the loss scale collapsed in fp16")
+        self._update.loss_scale = NoLossScale()
 
     def _drop_window(self) -> None:
         self._window = Window()

@@ -48,6 +48,11 @@ class StepOutcome:
         return self.record.diagnosis
 
     @property
+    def fallback(self) -> str | None:
+        """Format that the run goes on in, if this step's collapse made it fall back."""
+        return self.record.fallback
+
+    @property
     def step(self) -> int:
         """Attempts so far, this one included."""
         return self.record.step
