@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from halfstep.precision import Policy, as_policy
-from halfstep.records import BadTypeError, BadValueError, CallOrderError, ScaleCollapse
+from halfstep.records import BadValueError, CallOrderError, ScaleCollapse
 from halfstep.training.autocast_cache import cast_weights_once
 from halfstep.training.buffers import BufferRollback
 from halfstep.training.followers import Followers
@@ -24,7 +23,8 @@ from halfstep.training.loss import LossSum, check_loss
 from halfstep.training.replay import Replay
 from halfstep.training.rng import rng_state
 from halfstep.training.schedule import Schedule
-from halfstep.training.setup_checks import check_model, check_optimizer, check_stray_gradients
+from halfstep.training.setup_checks import check_model, check_optimizer
+from halfstep.training.window_checks import any_gradient, check_micro_batch
 from halfstep.training.windows import checked_window
 from halfstep.update import (
     Counters,
@@ -197,17 +197,18 @@ class Engine:
         total = loss.total if isinstance(loss, LossSum) else loss
         check_loss(total)
         divisor = loss.divisor if isinstance(loss, LossSum) else None
-        self._check_window(window, divisor)
+        parameters = self._update.parameters()
+        check_micro_batch(window, divisor, parameters, self._followers.counts_tokens)
         self._warn_of_fp16_loss(total)
         if divisor is not None and not window.num_micro_batches:
-            window.nominal = self._choose_nominal(divisor)
+            window.nominal = self._update.counters.nominal_for(divisor)
         scalar = promote(total).reshape(())
         with torch.autocast(self.device.type, enabled=False):
             normalised = scalar if divisor is None else scalar / window.nominal
             torch.autograd.backward(self.loss_scale.scale(normalised), retain_graph=retain_graph)
         metrics = loss.metrics if isinstance(loss, LossSum) else {}
         window.add(scalar.double() if divisor is not None else scalar, divisor, metrics)
-        window.has_gradients = self._has_gradients()
+        window.has_gradients = any_gradient(parameters)
 
     def step(self) -> StepOutcome:
         """Close the window: one update or none, and the gradients are ``None``.
@@ -385,30 +386,6 @@ class Engine:
         vars(self._update.counters).update(state["counters"])
         self._followers.load_state_dict(state, self._update.counters.consumed)
 
-    def _check_window(self, window: Window, divisor: float | Tensor | None) -> None:
-        """Refuse a micro-batch that does not fit what the window holds."""
-        window.check_kind(divisor)
-        if divisor is None and self._followers.counts_tokens:
-            raise BadTypeError(
-                "a token schedule needs to know how many tokens a loss is made of; return"
-                " hs.LossSum(total, divisor) instead of a mean."
-            )
-        if window.true_gradients:
-            raise CallOrderError(
-                "backward after gradients() in the same window would add scaled gradients to"
-                " unscaled ones; call gradients() after the last backward."
-            )
-        if not window.num_micro_batches:
-            check_stray_gradients(self._update.parameters())
-        elif window.has_gradients and not self._has_gradients():
-            raise CallOrderError(
-                "the gradients of this window were cleared between two backward() calls; remove the"
-                " zero_grad(), engine.step() does that at the end of the window."
-            )
-
-    def _has_gradients(self) -> bool:
-        return any(p.grad is not None for p in self._update.parameters())
-
     def _warn_of_fp16_loss(self, loss: Tensor) -> None:
         if loss.dtype is torch.float16 and not self._has_warned_of_fp16_loss:
             self._has_warned_of_fp16_loss = True
@@ -432,17 +409,3 @@ class Engine:
         self._window = Window()
         self._update.clear_gradients()
         self._followers.window_closes()
-
-    def _choose_nominal(self, divisor: float | Tensor) -> float:
-        """The power of two near the first positive divisor, fixed for the rest of the run.
-
-        A loss summed over 4,096 tokens at S = 2^16 overflows in FP16 where its mean would not, so
-        backward divides by this and the update corrects exactly.
-        """
-        counters = self._update.counters
-        if not counters.nominal:
-            first = float(divisor)
-            if not 0 < first < math.inf:
-                return 1.0
-            counters.nominal = 2.0 ** round(math.log2(first))
-        return counters.nominal

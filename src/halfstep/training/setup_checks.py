@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from halfstep.records import BadTypeError, BadValueError, CallOrderError
+from halfstep.records import BadTypeError, BadValueError
 
 logger = logging.getLogger("halfstep")
 
@@ -63,24 +62,3 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
 def _trainable_outside(optimizer: Optimizer, model: nn.Module) -> list[str]:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-
-
-def check_stray_gradients(parameters: Sequence[Tensor]) -> None:
-    """Refuse to start a window on gradients that the engine did not make.
-
-    Zeros (``zero_grad(set_to_none=False)``) are harmless and dropped.
-    """
-    stray = [p for p in parameters if p.grad is not None]
-    if any(bool(torch.count_nonzero(_values(p))) for p in stray):
-        raise CallOrderError(
-            "there are gradients that engine.backward() of this window did not make (a"
-            " loss.backward() of your own, or another engine's); they must not be mixed with scaled"
-            " ones. Use engine.backward(loss), or optimizer.zero_grad() before the window."
-        )
-    for p in stray:
-        p.grad = None
-
-
-def _values(p: Tensor) -> Tensor:
-    assert p.grad is not None
-    return p.grad.coalesce().values() if p.grad.is_sparse else p.grad

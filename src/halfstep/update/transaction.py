@@ -52,6 +52,21 @@ class Counters:
     consumed: float = 0.0
     nominal: float = 0.0
 
+    def nominal_for(self, divisor: float | Tensor) -> float:
+        """The power of two near the run's first positive divisor, fixed from then on.
+
+        A loss summed over 4,096 tokens at S = 2^16 overflows in FP16 where its mean would not, so
+        backward divides by this and the update corrects exactly.
+
+        Syncs: once per run, for a device tensor.
+        """
+        if not self.nominal:
+            first = float(divisor)
+            if not 0 < first < math.inf:
+                return 1.0
+            self.nominal = 2.0 ** round(math.log2(first))
+        return self.nominal
+
 
 @dataclass(frozen=True)
 class Measured:
