@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -58,6 +59,15 @@ def test_sam_learns_in_fp16() -> None:
     losses = [float(loss) for loss in re.findall(r"loss=(\S+)", run("sam.py"))]
     assert losses[-1] < 0.1
     assert losses == sorted(losses, reverse=True)
+
+
+def test_gan_finds_the_equilibrium_in_fp16() -> None:
+    # oracle: at the optimum the discriminator's loss is 2 ln 2 and the samples have the data's mean
+    text = run("gan.py")
+    discriminator = [float(x) for x in re.findall(r"discriminator=(\S+)", text)]
+    means = [float(x) for x in re.findall(r"mean of samples=(\S+)", text)]
+    assert discriminator[-1] == pytest.approx(2 * math.log(2), abs=0.1)
+    assert means[-1] == pytest.approx(3.0, abs=0.5)
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in EXAMPLES.glob("*.py")))
