@@ -30,6 +30,8 @@ class _GroupPlan:
         self.group = group
         self.names = kernel.state_names(group)
         self._kernel = kernel
+        # Last ones first: the norm has just read their gradients, which are still in the cache.
+        params, dicts = params[::-1], dicts[::-1]
         self._params = params
         self._states = [[state[name] for state in dicts] for name in self.names]
         self._steps: list[Tensor] = []
@@ -57,7 +59,7 @@ class _GroupPlan:
                 (), multiplier, dtype=torch.float32, device=self._params[0].device
             )
         self._kernel.launch(
-            self.group, self._params, grads, self._states, self._steps, grad_scale, found_inf
+            self.group, self._params, grads[::-1], self._states, self._steps, grad_scale, found_inf
         )
 
 
