@@ -1,0 +1,161 @@
+"""Random sequences of calls, the engine and a plain float64 reference side by side."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch import Tensor, nn
+
+import halfstep as hs
+
+EPS = torch.finfo(torch.float32).eps
+LR, MOMENTUM, MAX_NORM, INTERVAL, DECAY = 0.05, 0.9, 0.7, 2, 0.8
+
+
+@dataclass
+class Reference:
+    """Oracle: SGD with momentum on a linear model in float64; no halfstep, no autograd.
+
+    loss = sum over samples of (w x - 1)^2, so the gradient is 2 (w x - 1) x.
+    """
+
+    w: Tensor
+    momentum: Tensor | None = None
+    average: Tensor | None = None
+    scale: float = 2.0**6
+    good: int = 0
+    updates: int = 0
+    attempts: int = 0
+    consumed: float = 0.0
+    grad: Tensor | None = None
+    divisor: float = 0.0
+    is_bad: bool = False
+    samples: list[int] = field(default_factory=list)
+
+    def backward(self, x: Tensor, bad: bool) -> None:
+        wide = x.double()
+        residual = wide @ self.w - 1.0
+        grad = 2 * wide.t() @ residual
+        self.grad = grad if self.grad is None else self.grad + grad
+        self.divisor += len(x)
+        self.is_bad |= bad
+        self.samples.append(len(x))
+
+    def step(self) -> str | None:
+        self.attempts += 1
+        reason = "empty_window" if self.divisor == 0 else "non_finite" if self.is_bad else None
+        if reason is None:
+            assert self.grad is not None
+            grad = self.grad / self.divisor
+            grad = grad * min(1.0, MAX_NORM / (float(grad.norm()) + 1e-6))
+            self.momentum = grad if self.momentum is None else MOMENTUM * self.momentum + grad
+            self.w = self.w - LR * self.momentum
+            self.average = (
+                self.w if self.average is None else DECAY * self.average + (1 - DECAY) * self.w
+            )
+            self.updates += 1
+            self.consumed += self.divisor
+            self.good += 1
+            if self.good >= INTERVAL:
+                self.good, self.scale = 0, min(2.0**24, self.scale * 2)
+        elif reason == "non_finite":
+            self.good, self.scale = 0, max(1.0, self.scale / 2)
+        self.close()
+        return reason
+
+    def close(self) -> None:
+        self.grad, self.divisor, self.is_bad, self.samples = None, 0.0, False, []
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 1, bias=False)
+        self.engine = hs.Engine(
+            self.model,
+            torch.optim.SGD(self.model.parameters(), lr=LR, momentum=MOMENTUM),
+            precision="fp32",
+            max_norm=MAX_NORM,
+            ema=DECAY,
+            loss_scale=hs.DynamicLossScale(
+                2.0**6, growth_interval=INTERVAL, max_consecutive_skips=10_000
+            ),
+        )
+        self.reference = Reference(self.model.weight.detach().double().view(3))
+        self.saved: tuple[Any, Reference] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.reference.samples)
+
+    @rule(size=st.integers(0, 4), seed=st.integers(0, 50), bad=st.sampled_from([0.0] * 4 + [1.0]))
+    def backward(self, size: int, seed: int, bad: float) -> None:
+        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
+        total = (self.model(x) - 1.0).square().sum()
+        if bad and size:
+            total = total * math.inf
+        self.engine.backward(hs.LossSum(total, size))
+        self.reference.backward(x, bad=bool(bad and size))
+
+    @rule()
+    def step(self) -> None:
+        if not self.is_open:
+            with pytest.raises(RuntimeError, match="without backward"):
+                self.engine.step()
+            return
+        assert self.engine.step().reason == self.reference.step()
+        assert self.model.weight.grad is None
+
+    @rule()
+    def abort(self) -> None:
+        self.engine.abort()
+        self.reference.close()
+
+    @precondition(lambda self: not self.is_open)
+    @rule()
+    def save(self) -> None:
+        owners = (self.model, self.engine.optimizer, self.engine)
+        states = [copy.deepcopy(owner.state_dict()) for owner in owners]
+        self.saved = states, copy.deepcopy(self.reference)
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def load(self) -> None:
+        assert self.saved is not None
+        states, reference = copy.deepcopy(self.saved)
+        owners = (self.model, self.engine.optimizer, self.engine)
+        for owner, state in zip(owners, states, strict=True):
+            owner.load_state_dict(state)
+        self.reference = reference
+
+    @invariant()
+    def agrees(self) -> None:
+        reference, engine = self.reference, self.engine
+        assert float(engine.loss_scale.value) == reference.scale
+        assert engine.num_updates == reference.updates
+        assert engine.num_skipped == reference.attempts - reference.updates
+        assert engine.consumed == reference.consumed
+        tolerance = 64 * EPS * (1 + reference.updates)
+        assert (self.model.weight.detach().view(3) - reference.w).abs().max() <= tolerance
+        if reference.average is not None:
+            assert engine.ema is not None
+            found = next(engine.ema.parameters()).detach().view(3)
+            assert (found - reference.average).abs().max() <= tolerance
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestEngineMachine = EngineMachine.TestCase
