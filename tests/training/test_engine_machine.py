@@ -98,7 +98,10 @@ class EngineMachine(RuleBasedStateMachine):
         return bool(self.reference.samples)
 
     @rule(size=st.integers(0, 4), seed=st.integers(0, 50), bad=st.sampled_from([0.0] * 4 + [1.0]))
-    def backward(self, size: int, seed: int, bad: float) -> None:
+    def one_backward(self, size: int, seed: int, bad: float) -> None:
+        self.add_micro_batch(size, seed, bad)
+
+    def add_micro_batch(self, size: int, seed: int, bad: float) -> None:
         x = torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
         total = (self.model(x) - 1.0).square().sum()
         if bad and size:
@@ -107,13 +110,29 @@ class EngineMachine(RuleBasedStateMachine):
         self.reference.backward(x, bad=bool(bad and size))
 
     @rule()
-    def step(self) -> None:
+    def one_step(self) -> None:
+        self.close_window()
+
+    def close_window(self) -> None:
         if not self.is_open:
             with pytest.raises(RuntimeError, match="without backward"):
                 self.engine.step()
             return
         assert self.engine.step().reason == self.reference.step()
         assert self.model.weight.grad is None
+
+    @rule(
+        sizes=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+        seed=st.integers(0, 50),
+        bad=st.sampled_from([0.0, 0.0, 1.0]),
+        count=st.integers(1, 5),
+    )
+    def windows(self, sizes: list[int], seed: int, bad: float, count: int) -> None:
+        """Several whole windows of one kind in a row, as a run makes them."""
+        for number in range(count):
+            for index, size in enumerate(sizes):
+                self.add_micro_batch(size, seed + 7 * number + index, bad)
+            self.close_window()
 
     @rule()
     def abort(self) -> None:
@@ -153,7 +172,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
