@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import halfstep as hs
+from halfstep.training.buffers import BufferRollback
 from snapshots import differences, snapshot
 
 EPS = torch.finfo(torch.float32).eps
@@ -153,6 +154,31 @@ def test_rolled_back_buffers_come_back_when_the_step_itself_fails() -> None:
     with pytest.raises(ZeroDivisionError):
         engine.train_step([batch()], loss_fn)
     assert differences(before, buffers_of(model)) == []
+
+
+def test_rolled_back_buffers_are_those_before_the_first_of_several_forwards() -> None:
+    # two forwards before one backward, as contrastive losses make them
+    model, engine = make(buffers="rollback")
+    before = buffers_of(model)
+    with engine.autocast():
+        first = loss_fn(model, batch(2.0))
+    with engine.autocast():
+        second = loss_fn(model, batch(math.nan))
+    engine.backward(first + second)
+    assert engine.step().skipped
+    assert differences(before, buffers_of(model)) == []
+
+
+def test_buffers_are_copied_once_per_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[int] = []
+    remember = BufferRollback.remember
+    monkeypatch.setattr(
+        BufferRollback, "remember", lambda self: (copies.append(1), remember(self))[1]
+    )
+    _, engine = make(buffers="rollback")
+    for number in (1, 2):
+        engine.train_step([batch(), batch()], loss_fn)
+        assert len(copies) == number
 
 
 def test_abort_between_windows_leaves_the_buffers_of_the_last_update() -> None:

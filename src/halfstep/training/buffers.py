@@ -14,12 +14,15 @@ class BufferRollback:
 
     Args:
         model: Its buffers are looked up anew at every call, so that loading and moving is fine.
+
+    Attributes:
+        is_open: Whether `restore` would put something back.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._copies: list[Tensor] = []
-        self._is_open = False
+        self.is_open = False
 
     def remember(self) -> None:
         """Copy the buffers as they are now.
@@ -32,11 +35,11 @@ class BufferRollback:
         else:
             for copy, buffer in zip(self._copies, buffers, strict=True):
                 copy.copy_(buffer)
-        self._is_open = True
+        self.is_open = True
 
     def forget(self) -> None:
         """The window is over: `restore` does nothing until the next `remember`."""
-        self._is_open = False
+        self.is_open = False
 
     @torch.no_grad()
     def restore(self, found_inf: float | Tensor = 1.0) -> None:
@@ -49,7 +52,7 @@ class BufferRollback:
         Syncs: no.
         """
         buffers = list(self._model.buffers())
-        if not self._is_open or not self._fits(buffers):
+        if not self.is_open or not self._fits(buffers):
             return  # nothing was remembered, or the model was changed since
         for copy, buffer in zip(self._copies, buffers, strict=True):
             if isinstance(found_inf, Tensor):

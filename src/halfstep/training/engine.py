@@ -174,7 +174,7 @@ class Engine:
 
     def autocast(self) -> torch.autocast:
         """The context for forward and loss; backward and step never belong inside."""
-        if torch.is_grad_enabled() and not self._window.num_micro_batches:
+        if torch.is_grad_enabled():
             self._followers.window_opens()
         return self.policy.autocast(self.device.type)
 
@@ -227,7 +227,7 @@ class Engine:
                 " one engine.backward(loss) since the last one."
             )
         window, self._window = self._window, Window()
-        updates_before = self._update.counters.num_updates
+        updates_before = self._settled_counters().num_updates
         try:
             return self._update.run(window)
         except ScaleCollapse as collapse:
@@ -264,6 +264,7 @@ class Engine:
                 "train_step inside an open window: call step() or abort() after your own"
                 " backward() first."
             )
+        self._followers.window_closes()  # a forward of the user's own may have opened one
         self._followers.window_opens()
         replay = None
         if self._replays:

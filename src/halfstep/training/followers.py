@@ -58,8 +58,8 @@ class Followers:
         return isinstance(self._schedule, TokenSchedule)
 
     def window_opens(self) -> None:
-        """Copy what a skip must put back."""
-        if self._buffers is not None:
+        """Copy what a skip must put back, once per window."""
+        if self._buffers is not None and not self._buffers.is_open:
             self._buffers.remember()
 
     def window_closes(self) -> None:

@@ -116,13 +116,7 @@ class Replay:
 def _result(verdict: Verdict, bad: BadOp, scale: float, finite_at: float | None) -> Diagnosis:
     return Diagnosis(
         verdict=verdict,
-        op=bad.op,
-        module=bad.module,
-        phase=bad.phase,
-        dtype=bad.dtype,
-        shape=bad.shape,
-        largest_input=bad.largest_input,
-        finite_fraction=bad.finite_fraction,
+        **vars(bad),
         scale=scale,
         finite_at_scale=finite_at,
         buffers_restored=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -99,7 +98,7 @@ class GradScaler(ScalerState):
             max_consecutive_skips=max_consecutive_skips or _UNLIMITED,
         )
         super().__init__(device, scale, enabled)
-        self._tools: weakref.WeakKeyDictionary[Optimizer, _Tools] = weakref.WeakKeyDictionary()
+        self._tools: dict[Optimizer, _Tools] = {}
         self._carried: Tensor | None = None  # the scale that the present gradients carry
         self._found_before: Tensor | None = None  # found_inf of an earlier update of this window
         self._host_skipped: list[bool] = []
@@ -223,22 +222,12 @@ class GradScaler(ScalerState):
         norm = tools.norm(grads, key=params)
         attempt = Attempt.of(tools.attempts, optimizer, Window())
         if isinstance(norm, Tensor) and not kwargs and tools.adapter.can_skip_itself(params):
-            wide = on_device(unit, norm.device)
-            undecided = decide_on_device(norm, wide, max_norm, grads)
+            undecided = decide_on_device(norm, on_device(unit, norm.device), max_norm, grads)
             found_inf = self._record_found_inf(state, undecided.found_inf)
-            undecided = replace(undecided, found_inf=found_inf)
             tools.adapter.apply(params, grads, undecided.multiplier, found_inf)
-            self._note_undecided(attempt, undecided)
+            self._note_undecided(attempt, replace(undecided, found_inf=found_inf))
             return None
-        earlier = state["found_inf_per_device"].values()
-        host_norm, host_unit, *found_before = read_now([norm, unit, *earlier])
-        decision = decide_on_host(host_norm, host_unit, max_norm, grads)
-        if any(found_before):  # an overflow that was papered over after unscale_ is still one
-            decision = replace(decision, found_inf=1.0)
-        device = params[0].device
-        found_now = torch.full((), decision.found_inf, dtype=torch.float32, device=device)
-        self._record_found_inf(state, found_now)
-        self._host_skipped.append(bool(decision.found_inf))
+        decision = self._decide(state, norm, unit, max_norm, grads)
         self._note_decided(attempt, decision)
         if decision.found_inf:
             return None
@@ -290,7 +279,7 @@ class GradScaler(ScalerState):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._tools = weakref.WeakKeyDictionary()
+        self._tools = {}
 
     def _tools_of(self, optimizer: Optimizer) -> _Tools:
         if optimizer not in self._tools:
@@ -324,6 +313,25 @@ class GradScaler(ScalerState):
         worst = torch.stack([found_inf, *earlier]).amax()
         state["found_inf_per_device"] = {found_inf.device: worst}
         return worst
+
+    def _decide(
+        self,
+        state: dict[str, Any],
+        norm: Number,
+        unit: Number,
+        max_norm: float | None,
+        grads: list[Tensor],
+    ) -> Decision[float]:
+        """The host's decision, in one wait; recorded for `update`."""
+        earlier = state["found_inf_per_device"].values()
+        host_norm, host_unit, *found_before = read_now([norm, unit, *earlier])
+        decision = decide_on_host(host_norm, host_unit, max_norm, grads)
+        if any(found_before):  # an overflow that was papered over after unscale_ is still one
+            decision = replace(decision, found_inf=1.0)
+        found_inf = torch.full((), decision.found_inf, dtype=torch.float32, device=grads[0].device)
+        self._record_found_inf(state, found_inf)
+        self._host_skipped.append(bool(decision.found_inf))
+        return decision
 
     def _found_infs(self) -> list[Tensor]:
         states = self._per_optimizer_states.values()
