@@ -31,7 +31,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
 import halfstep as hs
-from halfstep.update import Update, Window
+from halfstep.update import Lane, Update
 
 SIZES = [(300, 64), (150, 4_096), (150, 300_000), (60, 3_000_000)]
 SCALE = 2.0**16
@@ -68,13 +68,13 @@ def contestants(make: Callable[..., Optimizer], count: int, size: int) -> dict[s
     fused_params = [Parameter(torch.randn(size)) for _ in range(count)]
     default_params = [Parameter(p.detach().clone()) for p in fused_params]
     fused, default = make(fused_params, fused=True), make(default_params)
-    update = Update(fused, hs.StaticLossScale(SCALE), max_norm=MAX_NORM)
+    lane = Lane("optimizer", fused, hs.StaticLossScale(SCALE), max_norm=MAX_NORM)
+    update = Update([lane])
     loss = torch.zeros(())
 
     def ours() -> None:
-        window = Window()
-        window.add(loss, None, {})
-        update.run(window)
+        lane.window.add(loss, None, {})
+        update.run([lane])
 
     def stock(params: list[Parameter], optimizer: Optimizer) -> Callable[[], None]:
         scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)

@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     from halfstep.training import warmup_cosine as warmup_cosine
     from halfstep.update import DynamicLossScale as DynamicLossScale
     from halfstep.update import GradScaler as GradScaler
+    from halfstep.update import Joint as Joint
     from halfstep.update import LossScale as LossScale
     from halfstep.update import NoLossScale as NoLossScale
     from halfstep.update import StaticLossScale as StaticLossScale
     from halfstep.update import StepOutcome as StepOutcome
+    from halfstep.update import veto as veto
 
 __version__ = "0.1.0"
 
@@ -62,7 +64,9 @@ _HOMES = {
         "CheckpointFolder Engine LossSum Recipe TokenSchedule fit load_checkpoint load_recipe"
         " micro_batches save_checkpoint warmup_cosine"
     ),
-    "update": "DynamicLossScale GradScaler LossScale NoLossScale StaticLossScale StepOutcome",
+    "update": (
+        "DynamicLossScale GradScaler Joint LossScale NoLossScale StaticLossScale StepOutcome veto"
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

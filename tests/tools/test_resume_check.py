@@ -15,19 +15,22 @@ from halfstep.tools.resume import PARTS, verify_resume
 
 def batches() -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(32, 8, generator=generator)
-    return [(x, 30 * torch.randn(32, 1, generator=generator))]
+    x, y = torch.randn(160, 8, generator=generator), torch.randn(160, 1, generator=generator)
+    return list(zip(x.split(32), (30 * y).split(32), strict=True))
 
 
 def recipe() -> hs.Recipe:
-    """Targets so large that FP16 has to search for its scale; dropout and a schedule."""
+    """Targets so large that FP16 has to search for its scale, and everything else to forget."""
     return hs.Recipe(
         name="search",
-        model=lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 1)),
+        model=lambda: nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 1)
+        ),
         loss_fn=lambda model, batch: F.mse_loss(model(batch[0]).float(), batch[1]),
         batches=batches,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.05),
         schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ema=0.9,
     )
 
 
@@ -44,7 +47,15 @@ def test_whole_checkpoint_resumes_bit_for_bit(precision: str) -> None:
 # oracle: what each part holds. Without the scale the search starts again, and so on
 @pytest.mark.parametrize(
     ("part", "field"),
-    [("scaler", "loss_scale"), ("schedule", "lr"), ("optimizer", "checksum"), ("rng", "grad_norm")],
+    [
+        ("scaler", "loss_scale"),
+        ("schedule", "lr"),
+        ("optimizer", "checksum"),
+        ("rng", "grad_norm"),
+        ("data", "batch"),
+        ("average", "checksum"),
+        ("buffers", "checksum"),
+    ],
 )
 def test_missing_part_is_the_first_difference(part: str, field: str) -> None:
     check = verify_resume(recipe(), at=6, steps=6, precision="fp16", without=[part])
@@ -54,7 +65,7 @@ def test_missing_part_is_the_first_difference(part: str, field: str) -> None:
 
 
 def test_parts_are_those_that_the_tests_know() -> None:
-    assert set(PARTS) == {"scaler", "schedule", "optimizer", "rng"}
+    assert PARTS == ("scaler", "schedule", "optimizer", "rng", "data", "average", "buffers")
 
 
 @pytest.mark.parametrize(

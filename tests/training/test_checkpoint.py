@@ -135,7 +135,7 @@ def test_foreign_missing_and_newer_checkpoints_are_refused(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"not written by halfstep.save_checkpoint"):
         hs.load_checkpoint(tmp_path / "other.pt", engine)
     torch.save({"halfstep_checkpoint": 99}, tmp_path / "newer.pt")
-    with pytest.raises(ValueError, match="version 99, this halfstep reads version 1"):
+    with pytest.raises(ValueError, match="version 99, this halfstep reads version 2"):
         hs.load_checkpoint(tmp_path / "newer.pt", engine)
 
 

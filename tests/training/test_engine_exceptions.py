@@ -80,11 +80,12 @@ def in_optimizer(model: nn.Sequential, optimizer: torch.optim.Optimizer, engine:
 
 
 def in_clip(model: nn.Sequential, optimizer: torch.optim.Optimizer, engine: hs.Engine) -> None:
-    engine._update._max_norm, engine._update._clip = None, _raise
+    lane = engine._update.lanes[0]
+    lane.max_norm, lane.clip = None, _raise
     try:
         engine.train_step([batch()], mse)
     finally:
-        engine._update._max_norm, engine._update._clip = 1.0, None
+        lane.max_norm, lane.clip = 1.0, None
 
 
 def in_gradients(model: nn.Sequential, optimizer: torch.optim.Optimizer, engine: hs.Engine) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,31 +17,30 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 import halfstep as hs
-from halfstep.update import Update, Window
+from halfstep.update import Joint, Lane, Update, Window
+from halfstep.update.lane import Share
 from halfstep.update.norm import _device_norm
-from halfstep.update.transaction import Measured
 from optimizers import FUSED_CASES, make_optimizer
 from snapshots import differences, snapshot
+from updates import run_update
 
 EPS = torch.finfo(torch.float32).eps
 
 
-class Undecided(Update):
-    """An update that never lets the host decide once the kernel can."""
+class DeviceLane(Lane):
+    """Takes the norm as on an accelerator, so that the kernel decides wherever it can."""
 
-    def _measure(self, window: Window, params: list[Tensor], grads: list[Tensor]) -> Measured:
-        return Measured(_device_norm(grads), self._unit(window))
-
-    def _may_defer(self, measured: Measured, params: list[Tensor]) -> bool:
-        return self._adapter.can_skip_itself(params)
+    def measure(self) -> Share:
+        share = super().measure()
+        return replace(share, norm=_device_norm(share.grads))
 
 
-def make(kind: type[Update], case: tuple[str, str]) -> tuple[list[Parameter], Optimizer, Update]:
+def make(kind: type[Lane], case: tuple[str, str]) -> tuple[list[Parameter], Optimizer, Update]:
     torch.manual_seed(0)
     params = [Parameter(torch.randn(shape)) for shape in [(3, 4), (5,)]]
     optimizer = make_optimizer(case, params)
     scale = hs.DynamicLossScale(2.0**4, growth_interval=2)
-    return params, optimizer, kind(optimizer, scale, max_norm=1.0)
+    return params, optimizer, Update([kind("optimizer", optimizer, scale, max_norm=1.0)])
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
         p.grad = torch.randn(p.shape, generator=generator) * factor
     window = Window()
     window.add(torch.tensor(6.0), divisor, {"correct": torch.tensor(4.0)})
-    return update.run(window)
+    return run_update(update, window)
 
 
 FACTORS = [1.0, 30.0, math.inf, 1.0, math.nan, 2.0, 2.0]
@@ -64,7 +64,7 @@ def test_undecided_steps_equal_decided_ones(
 ) -> None:
     # oracle: the host road, which test_reference.py compares with float64
     records, weights = [], []
-    for kind in (Update, Undecided):
+    for kind in (Lane, DeviceLane):
         params, _, update = make(kind, case)
         outcomes = [run(update, params, factor, divisor) for factor in FACTORS]
         records.append([outcome.record for outcome in outcomes])
@@ -83,7 +83,7 @@ def test_undecided_steps_equal_decided_ones(
 
 @pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
 def test_undecided_skip_moves_no_bit(case: tuple[str, str]) -> None:
-    params, optimizer, update = make(Undecided, case)
+    params, optimizer, update = make(DeviceLane, case)
     run(update, params, 1.0, None)
     run(update, params, 1.0, None)
     before = snapshot(optimizer) + [p.detach().clone() for p in params]
@@ -93,13 +93,13 @@ def test_undecided_skip_moves_no_bit(case: tuple[str, str]) -> None:
 
 def test_undecided_first_step_is_decided_by_the_host() -> None:
     # torch makes fused state uninitialised: a held first step would leave it so
-    params, optimizer, update = make(Undecided, ("momentum", "fused"))
+    params, optimizer, update = make(DeviceLane, ("momentum", "fused"))
     assert run(update, params, math.inf, None).skipped
     assert optimizer.state_dict()["state"] == {}
 
 
 def test_undecided_step_commits_before_the_next_one_or_on_a_look() -> None:
-    params, _, update = make(Undecided, ("adamw", "fused"))
+    params, _, update = make(DeviceLane, ("adamw", "fused"))
     run(update, params, 1.0, None)
     outcome = run(update, params, 1.0, None)
     assert update.counters.num_updates == 1
@@ -112,22 +112,64 @@ def test_undecided_step_commits_before_the_next_one_or_on_a_look() -> None:
 
 @pytest.mark.parametrize("divisor", [0.0, torch.tensor(0.0, dtype=torch.float64)])
 def test_undecided_empty_window_leaves_the_loss_scale(divisor: float | Tensor) -> None:
-    params, _, update = make(Undecided, ("adamw", "fused"))
+    params, _, update = make(DeviceLane, ("adamw", "fused"))
     run(update, params, 1.0, 1.0)
-    state = update.loss_scale.state_dict()
+    state = update.lanes[0].loss_scale.state_dict()
     before = [p.detach().clone() for p in params]
     outcome = run(update, params, 1.0, divisor)
     assert (outcome.updated, outcome.reason) == (False, "empty_window")
-    assert update.loss_scale.state_dict() == state
+    assert update.lanes[0].loss_scale.state_dict() == state
     assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
 
 
 @pytest.mark.parametrize("divisor", [math.nan, -1.0, math.inf])
 def test_undecided_divisor_that_cannot_be_holds_and_is_an_error(divisor: float) -> None:
-    params, _, update = make(Undecided, ("adamw", "fused"))
+    params, _, update = make(DeviceLane, ("adamw", "fused"))
     run(update, params, 1.0, 1.0)
     before = [p.detach().clone() for p in params]
     outcome = run(update, params, 1.0, torch.tensor(divisor, dtype=torch.float64))
     with pytest.raises(ValueError, match="divisors of this window add up to"):
         outcome.record  # noqa: B018
     assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
+
+
+def make_two(kind: type[Lane], overflow: str) -> tuple[list[Parameter], Update]:
+    torch.manual_seed(0)
+    params = [Parameter(torch.randn(6)), Parameter(torch.randn(3, 2))]
+    scale = hs.DynamicLossScale(2.0**4, growth_interval=3)
+    lanes = [
+        kind(name, torch.optim.AdamW([p], lr=0.1, fused=True), scale)
+        for name, p in zip(("first", "second"), params, strict=True)
+    ]
+    return params, Update(lanes, joint=Joint(1.0), overflow=overflow)
+
+
+def run_two(
+    update: Update, params: Sequence[Parameter], factors: Sequence[float]
+) -> hs.StepOutcome:
+    generator = torch.Generator().manual_seed(1)
+    for p, lane, factor in zip(params, update.lanes, factors, strict=True):
+        p.grad = torch.randn(p.shape, generator=generator) * factor
+        lane.window.add(torch.tensor(6.0), 3.0, {}, number=1)
+    return update.run(update.lanes)
+
+
+@pytest.mark.parametrize("overflow", ["together", "independent"])
+def test_undecided_steps_of_two_optimizers_equal_decided_ones(overflow: str) -> None:
+    # oracle: the host road, which test_several_optimizers.py compares with stock torch
+    steps = [(1.0, 1.0), (2.0, 0.5), (math.inf, 1.0), (1.0, math.nan), (1.0, 3.0), (1.0, 1.0)]
+    records, weights, scales = [], [], []
+    for kind in (Lane, DeviceLane):
+        params, update = make_two(kind, overflow)
+        records.append([run_two(update, params, factors).record for factors in steps])
+        weights.append([p.detach().clone() for p in params])
+        scales.append(update.lanes[0].loss_scale.state_dict())
+    assert scales[0] == scales[1]
+    for host, device in zip(*records, strict=True):
+        parts = zip(host.per_optimizer.values(), device.per_optimizer.values(), strict=True)
+        for left, right in [(host, device), *parts]:
+            assert (left.updated, left.reason) == (right.updated, right.reason)
+            assert left.consumed == right.consumed
+            assert left.clip_coef == pytest.approx(right.clip_coef, rel=8 * EPS)
+    for host_weight, device_weight in zip(*weights, strict=True):
+        assert torch.allclose(host_weight, device_weight, rtol=16 * EPS, atol=16 * EPS)

@@ -16,6 +16,7 @@ from halfstep.update import Update, Window
 from halfstep.update.kernel_plan import KernelPlan
 from optimizers import FUSED_CASES, make_optimizer
 from snapshots import differences, snapshot
+from updates import one_update, run_update
 
 SHAPES = [(3, 5), (7,), (64, 64), (1,)]
 
@@ -48,14 +49,14 @@ def window() -> Window:
 
 
 def roads_used(update: Update) -> KernelPlan | None:
-    return update._adapter._plan
+    return update.lanes[0].adapter._plan
 
 
 @pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
 def test_direct_road_equals_torchs_fused_step_to_the_bit(case: tuple[str, str]) -> None:
     stock_params, stock = make(case)
     params, optimizer = make(case)
-    update = Update(optimizer, hs.StaticLossScale(3.0))
+    update = one_update(optimizer, hs.StaticLossScale(3.0))
     # the second parameter leaves and comes back; the learning rate changes on the way
     for seed, only in enumerate([slice(None), slice(None), slice(1, 3), slice(None), slice(None)]):
         if case[0] in ("momentum", "nesterov") and seed == 0:
@@ -65,7 +66,7 @@ def test_direct_road_equals_torchs_fused_step_to_the_bit(case: tuple[str, str]) 
         set_gradients(stock_params, seed, only)
         stock_step(stock, 3.0)
         set_gradients(params, seed, only)
-        assert update.run(window()).updated
+        assert run_update(update, window()).updated
         assert seed == 0 or roads_used(update) is not None
     assert differences(snapshot(stock), snapshot(optimizer)) == []
     assert all(torch.equal(a, b) for a, b in zip(stock_params, params, strict=True))
@@ -74,10 +75,10 @@ def test_direct_road_equals_torchs_fused_step_to_the_bit(case: tuple[str, str]) 
 @pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
 def test_state_saved_on_the_direct_road_goes_on_in_stock_torch(case: tuple[str, str]) -> None:
     params, optimizer = make(case)
-    update = Update(optimizer, hs.NoLossScale())
+    update = one_update(optimizer, hs.NoLossScale())
     for seed in range(3):
         set_gradients(params, seed)
-        update.run(window())
+        run_update(update, window())
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
@@ -86,7 +87,7 @@ def test_state_saved_on_the_direct_road_goes_on_in_stock_torch(case: tuple[str, 
     for ours, theirs in zip(params, resumed_params, strict=True):
         theirs.data.copy_(ours.data)
     set_gradients(params, 9)
-    update.run(window())
+    run_update(update, window())
     set_gradients(resumed_params, 9)
     resumed.step()
     assert differences(snapshot(resumed), snapshot(optimizer)) == []
@@ -96,16 +97,16 @@ def test_state_saved_on_the_direct_road_goes_on_in_stock_torch(case: tuple[str, 
 @pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)
 def test_state_loaded_between_two_updates_is_used(case: tuple[str, str]) -> None:
     params, optimizer = make(case)
-    update = Update(optimizer, hs.NoLossScale())
+    update = one_update(optimizer, hs.NoLossScale())
     for seed in range(2):
         set_gradients(params, seed)
-        update.run(window())
+        run_update(update, window())
     saved = copy.deepcopy(optimizer.state_dict())
     weights = [p.detach().clone() for p in params]
     results = []
     for _ in range(2):
         set_gradients(params, 5)
-        update.run(window())
+        run_update(update, window())
         results.append(snapshot(optimizer) + [p.detach().clone() for p in params])
         optimizer.load_state_dict(copy.deepcopy(saved))
         for p, weight in zip(params, weights, strict=True):
@@ -115,48 +116,48 @@ def test_state_loaded_between_two_updates_is_used(case: tuple[str, str]) -> None
 
 def test_state_tensor_that_was_replaced_is_used() -> None:
     params, optimizer = make(("adamw", "fused"))
-    update = Update(optimizer, hs.NoLossScale())
+    update = one_update(optimizer, hs.NoLossScale())
     for seed in range(2):
         set_gradients(params, seed)
-        update.run(window())
+        run_update(update, window())
     fresh = torch.zeros_like(params[0])
     optimizer.state[params[0]]["exp_avg"] = fresh
     set_gradients(params, 2)
-    update.run(window())
+    run_update(update, window())
     assert optimizer.state[params[0]]["exp_avg"] is fresh
     assert torch.count_nonzero(fresh) == fresh.numel()
 
 
 def test_group_added_later_is_updated() -> None:
     params, optimizer = make(("adamw", "fused"))
-    update = Update(optimizer, hs.NoLossScale())
+    update = one_update(optimizer, hs.NoLossScale())
     for seed in range(2):
         set_gradients(params, seed)
-        update.run(window())
+        run_update(update, window())
     late = Parameter(torch.ones(3))
     optimizer.add_param_group({"params": [late], "lr": 0.5})
     for _ in range(2):
         late.grad = torch.ones(3)
         before = late.detach().clone()
-        update.run(window())
+        run_update(update, window())
         assert not torch.equal(before, late)
 
 
 def test_step_hooks_are_called_and_close_the_direct_road() -> None:
     params, optimizer = make(("adamw", "fused"))
-    update = Update(optimizer, hs.NoLossScale())
+    update = one_update(optimizer, hs.NoLossScale())
     calls: list[int] = []
     for seed in range(2):
         set_gradients(params, seed)
-        update.run(window())
+        run_update(update, window())
     assert roads_used(update) is not None
     handle = optimizer.register_step_post_hook(lambda *args: calls.append(1))
     set_gradients(params, 3)
-    update.run(window())
+    run_update(update, window())
     assert (calls, roads_used(update)) == ([1], None)
     handle.remove()
     set_gradients(params, 4)
-    update.run(window())
+    run_update(update, window())
     assert (calls, roads_used(update) is not None) == ([1], True)
 
 
@@ -167,10 +168,10 @@ def test_tensor_learning_rate_closes_the_direct_road_and_is_used() -> None:
         torch.manual_seed(0)
         params = [Parameter(torch.randn(shape)) for shape in SHAPES]
         optimizer = torch.optim.AdamW(params, lr=lr, fused=True)
-        update = Update(optimizer, hs.StaticLossScale(4.0))
+        update = one_update(optimizer, hs.StaticLossScale(4.0))
         for seed in range(3):
             set_gradients(params, seed)
-            outcome = update.run(window())
+            outcome = run_update(update, window())
         assert outcome.lr == pytest.approx(0.1)
         assert (roads_used(update) is None) == isinstance(lr, Tensor)
         results.append([p.detach() for p in params])
@@ -189,10 +190,10 @@ def test_subclass_with_its_own_step_is_called() -> None:
 
     params = [Parameter(torch.ones(3))]
     optimizer = Counting(params, lr=0.1, fused=True)
-    update = Update(optimizer, hs.StaticLossScale(4.0))
+    update = one_update(optimizer, hs.StaticLossScale(4.0))
     for _ in range(3):
         params[0].grad = torch.full((3,), 4.0)
-        update.run(window())
+        run_update(update, window())
     assert optimizer.calls == 3
 
 
@@ -201,7 +202,7 @@ def test_fuse_auto_switches_an_open_optimizer_and_says_so(
 ) -> None:
     with caplog.at_level("INFO", logger="halfstep"):
         optimizer = torch.optim.AdamW([Parameter(torch.ones(2))])
-        Update(optimizer, hs.NoLossScale())
+        one_update(optimizer, hs.NoLossScale())
     assert optimizer.param_groups[0]["fused"] is True
     assert caplog.messages == ["AdamW: using the fused kernel (fuse=False leaves it alone)"]
 
@@ -210,7 +211,7 @@ def test_fuse_auto_switches_an_open_optimizer_and_says_so(
 def test_fuse_auto_leaves_a_choice_of_the_user_alone(options: dict[str, bool]) -> None:
     optimizer = torch.optim.AdamW([Parameter(torch.ones(2))], **options)  # type: ignore[arg-type]
     before = copy.deepcopy(optimizer.param_groups[0])
-    Update(optimizer, hs.NoLossScale())
+    one_update(optimizer, hs.NoLossScale())
     assert {k: v for k, v in optimizer.param_groups[0].items() if k != "params"} == {
         k: v for k, v in before.items() if k != "params"
     }
@@ -221,8 +222,8 @@ def test_fuse_auto_leaves_an_optimizer_with_history_and_false_alone() -> None:
     optimizer = torch.optim.AdamW([p])
     p.grad = torch.ones(2)
     optimizer.step()
-    Update(optimizer, hs.NoLossScale())
+    one_update(optimizer, hs.NoLossScale())
     assert optimizer.param_groups[0]["fused"] is None
     untouched = torch.optim.AdamW([p])
-    Update(untouched, hs.NoLossScale(), fuse=False)
+    one_update(untouched, hs.NoLossScale(), fuse=False)
     assert untouched.param_groups[0]["fused"] is None

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import halfstep as hs
-from halfstep.update import Update, Window
+from halfstep.update import Window
 from optimizers import CASES, make_optimizer, make_reference
+from updates import one_update, run_update
 
 EPS = torch.finfo(torch.float32).eps
 SHAPES = [(3, 5), (7,), (2, 2, 2), (9000,)]
@@ -27,14 +28,16 @@ def window_of(num_micro_batches: int) -> Window:
     return window
 
 
-def run_update(case: tuple[str, str], scale: float, max_norm: float | None) -> list[Parameter]:
+def after_three_steps(
+    case: tuple[str, str], scale: float, max_norm: float | None
+) -> list[Parameter]:
     torch.manual_seed(0)
     params = [Parameter(torch.randn(shape)) for shape in SHAPES]
-    update = Update(make_optimizer(case, params), hs.StaticLossScale(scale), max_norm=max_norm)
+    update = one_update(make_optimizer(case, params), hs.StaticLossScale(scale), max_norm=max_norm)
     for seed in range(4):
         for p, grad in zip(params, gradients(seed), strict=True):
             p.grad = grad * scale
-        assert update.run(window_of(3)).updated
+        assert run_update(update, window_of(3)).updated
     return params
 
 
@@ -58,7 +61,7 @@ def run_reference(case: tuple[str, str], max_norm: float | None) -> list[Tensor]
 def test_update_of_any_optimizer_equals_float64_within_rounding(
     case: tuple[str, str], max_norm: float | None
 ) -> None:
-    found = run_update(case, 2.0**10, max_norm)
+    found = after_three_steps(case, 2.0**10, max_norm)
     wanted = run_reference(case, max_norm)
     for p, reference in zip(found, wanted, strict=True):
         size = reference.abs().max()
@@ -68,18 +71,18 @@ def test_update_of_any_optimizer_equals_float64_within_rounding(
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_update_for_powers_of_two_does_not_change_a_bit(case: tuple[str, str]) -> None:
     # oracle: scaling by a power of two is exact in binary floating point
-    plain = run_update(case, 1.0, 1.0)
+    plain = after_three_steps(case, 1.0, 1.0)
     for exponent in (-3, 1, 10, 16, 24):
-        scaled = run_update(case, 2.0**exponent, 1.0)
+        scaled = after_three_steps(case, 2.0**exponent, 1.0)
         assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
 
 
 def test_update_in_float64_keeps_float64_accuracy() -> None:
     # oracle: closed form of SGD
     p = Parameter(torch.tensor([1.0], dtype=torch.float64))
-    update = Update(torch.optim.SGD([p], lr=1.0, fused=True), hs.StaticLossScale(3.0))
+    update = one_update(torch.optim.SGD([p], lr=1.0, fused=True), hs.StaticLossScale(3.0))
     p.grad = torch.tensor([0.3], dtype=torch.float64)
-    update.run(window_of(1))
+    run_update(update, window_of(1))
     assert abs(p.item() - 0.9) <= 2 * torch.finfo(torch.float64).eps
 
 
@@ -88,9 +91,9 @@ def test_update_in_float64_keeps_float64_accuracy() -> None:
 def test_update_with_a_multiplier_beyond_float32_is_still_right(sign: int, fused: bool) -> None:
     # oracle: closed form; 2^120 carries 2^140, SGD with lr 1 moves the weight by 2^-20
     p = Parameter(torch.zeros(1))
-    update = Update(torch.optim.SGD([p], lr=1.0, fused=fused), hs.StaticLossScale(2.0**100))
+    update = one_update(torch.optim.SGD([p], lr=1.0, fused=fused), hs.StaticLossScale(2.0**100))
     window = window_of(1)
     window.divisor = 2.0 ** (sign * 140 - 100)
     p.grad = torch.full((1,), 2.0 ** (sign * 120))
-    assert update.run(window).updated
+    assert run_update(update, window).updated
     assert p.item() == -(2.0 ** (sign * -20))

@@ -16,7 +16,8 @@ from torch.nn import Parameter
 from torch.optim.lr_scheduler import StepLR
 
 import halfstep as hs
-from halfstep.update import Update, Window
+from halfstep.update import Window
+from updates import one_update, run_update
 
 
 def mlp() -> nn.Sequential:
@@ -124,12 +125,12 @@ def test_fused_momentum_after_a_skipped_first_step_starts_clean() -> None:
     assert "momentum_buffer" in optimizer.state[p]  # uninitialised memory
 
     p, optimizer = make()
-    update = Update(optimizer, hs.StaticLossScale(1024.0))
+    update = one_update(optimizer, hs.StaticLossScale(1024.0))
     p.grad = torch.full((1000,), math.inf)
-    assert update.run(one_mean_window()).skipped
+    assert run_update(update, one_mean_window()).skipped
     assert "momentum_buffer" not in optimizer.state[p]
     p.grad = torch.full((1000,), 1024.0)
-    update.run(one_mean_window())
+    run_update(update, one_mean_window())
     assert torch.equal(p.detach(), torch.full((1000,), 1.0) - torch.tensor(0.1))
 
 
@@ -146,13 +147,13 @@ def test_fused_momentum_for_a_parameter_that_joins_later_works() -> None:
         optimizer.step()
 
     a, b, optimizer = make()
-    update = Update(optimizer, hs.NoLossScale())
+    update = one_update(optimizer, hs.NoLossScale())
     reference = [Parameter(torch.ones(3)) for _ in range(2)]  # oracle: torch's plain loop
     plain = torch.optim.SGD(reference, lr=0.1, momentum=0.9, dampening=0.5, foreach=False)
     for b_too in (False, True, True):
         a.grad, b.grad = torch.ones(3), torch.ones(3) if b_too else None
         reference[0].grad, reference[1].grad = a.grad.clone(), b.grad
-        update.run(one_mean_window())
+        run_update(update, one_mean_window())
         plain.step()
     assert optimizer.param_groups[0]["fused"] is True
     for found, wanted in zip((a, b), reference, strict=True):
@@ -173,9 +174,9 @@ def test_fused_cpu_kernel_with_a_transposed_gradient_hits_the_right_weights(kind
     stock.grad = grad
     optimizer.step()
     p, optimizer = make()
-    update = Update(optimizer, hs.NoLossScale())
+    update = one_update(optimizer, hs.NoLossScale())
     p.grad = grad
-    update.run(one_mean_window())
+    run_update(update, one_mean_window())
     assert not torch.equal(stock, wanted)
     assert torch.equal(p, wanted)
 
@@ -190,10 +191,10 @@ def test_overflow_on_two_devices_is_still_a_skip() -> None:
     assert torch.equal(p, torch.zeros(2))  # applied
 
     a, b = Parameter(torch.ones(2)), Parameter(torch.ones(2, dtype=torch.float64))
-    update = Update(torch.optim.SGD([a, b], lr=1.0, fused=True), hs.NoLossScale())
+    update = one_update(torch.optim.SGD([a, b], lr=1.0, fused=True), hs.NoLossScale())
     for q in (a, b):
         q.grad = torch.full_like(q, math.inf)
-    assert update.run(one_mean_window()).skipped
+    assert run_update(update, one_mean_window()).skipped
     assert torch.equal(a, torch.ones(2))
 
 
@@ -212,7 +213,7 @@ def test_multiplication_that_overflows_is_a_skip() -> None:
     assert stock.grad[0].isinf()
 
     p, optimizer = make()
-    assert Update(optimizer, hs.StaticLossScale(0.25)).run(one_mean_window()).skipped
+    assert run_update(one_update(optimizer, hs.StaticLossScale(0.25)), one_mean_window()).skipped
     assert torch.equal(p, torch.zeros_like(p))
 
 
@@ -251,9 +252,9 @@ def test_clipping_an_infinite_norm_leaves_nothing_behind() -> None:
     assert p.grad[0].isnan()
     assert p.grad[1] == 0.0
 
-    update = Update(torch.optim.SGD([p], lr=1.0), hs.NoLossScale(), max_norm=1.0)
+    update = one_update(torch.optim.SGD([p], lr=1.0), hs.NoLossScale(), max_norm=1.0)
     p.grad = torch.tensor([math.inf, 1.0])
-    assert update.run(one_mean_window()).skipped
+    assert run_update(update, one_mean_window()).skipped
     assert p.grad is None
 
 

@@ -23,7 +23,9 @@ def resume_check(
     seed: Annotated[int, typer.Option(help="As for train.")] = 0,
     without: Annotated[
         list[str] | None,
-        typer.Option(help="Leave out scaler, schedule, optimizer or rng; may be repeated."),
+        typer.Option(
+            help="Leave out scaler, schedule, optimizer, rng, data, average or buffers; repeatable."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,

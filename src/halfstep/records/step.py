@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from halfstep.records.diagnosis import Diagnosis
 from halfstep.records.floats import decode_floats, encode_floats
-
-Reason = Literal["non_finite", "empty_window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +18,10 @@ class StepRecord:
     Attributes:
         step: Number of attempts so far, this one included (the first is 1).
         updated: Whether parameters, optimizer state, schedule and clock moved.
-        reason: Why nothing moved: ``"non_finite"`` (a gradient held inf or NaN) or
-            ``"empty_window"`` (the divisor of the window was 0); ``None`` after an update.
+        reason: Why nothing moved: ``"non_finite"`` (a gradient held inf or NaN),
+            ``"empty_window"`` (the divisor of the window was 0), ``"veto: NAME"`` (a condition of
+            the user's), and with several optimizers ``"together"`` (another one had to hold) or
+            ``"no_gradient"``; ``None`` after an update.
         loss: Mean loss of the window: the sum over its divisor, or the mean over micro-batches.
         divisor: What the window's loss sum was divided by (valid tokens, samples);
             ``None`` for losses that are means.
@@ -38,11 +38,12 @@ class StepRecord:
         fallback: Format that the whole run goes on in from the next step, after a collapse of the
             loss scale that the engine was allowed to survive.
         checksum: Over the bits of all parameters after the step, where a run was asked for it.
+        per_optimizer: With several optimizers each one's own record, by name.
     """
 
     step: int
     updated: bool
-    reason: Reason | None
+    reason: str | None
     loss: float
     divisor: float | None
     metrics: dict[str, float]
@@ -56,6 +57,7 @@ class StepRecord:
     checksum: str | None = None
     diagnosis: Diagnosis | None = None
     fallback: str | None = None
+    per_optimizer: dict[str, StepRecord] | None = None
 
     @property
     def skipped(self) -> bool:
@@ -64,7 +66,10 @@ class StepRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; inf and NaN become the strings ``"inf"``, ``"-inf"``, ``"nan"``."""
-        data = dataclasses.asdict(self)
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        data["diagnosis"] = None if self.diagnosis is None else self.diagnosis.to_dict()
+        if self.per_optimizer is not None:
+            data["per_optimizer"] = {k: part.to_dict() for k, part in self.per_optimizer.items()}
         return {key: encode_floats(value) for key, value in data.items()}
 
     @classmethod
@@ -74,6 +79,8 @@ class StepRecord:
         fields = {k: v if k in texts else decode_floats(v) for k, v in data.items()}
         if fields.get("diagnosis") is not None:
             fields["diagnosis"] = Diagnosis.from_dict(fields["diagnosis"])
+        if (parts := data.get("per_optimizer")) is not None:
+            fields["per_optimizer"] = {name: cls.from_dict(part) for name, part in parts.items()}
         return cls(**fields)
 
     def __str__(self) -> str:
@@ -82,9 +89,11 @@ class StepRecord:
             f"[step {self.step}] loss={format_number(self.loss)}"
             f" scale={self.loss_scale:.10g} grad_norm={format_number(self.grad_norm)} lr={rates}"
         )
-        if self.updated:
-            return line
-        line += f" skipped=True reason={self.reason}"
+        if self.skipped:
+            line += f" skipped=True reason={self.reason}"
+        for name, part in (self.per_optimizer or {}).items():
+            if self.updated and part.skipped:
+                line += f" {name}: skipped=True reason={part.reason}"
         return f"{line} fallback={self.fallback}" if self.fallback else line
 
 

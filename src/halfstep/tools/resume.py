@@ -14,12 +14,12 @@ from halfstep.precision import Policy
 from halfstep.records import BadValueError
 from halfstep.records.comparison import Comparison, compare_steps
 from halfstep.records.step import StepRecord
-from halfstep.training import CheckpointFolder, Recipe, fit
+from halfstep.training import CheckpointFolder, Engine, Recipe, fit
 from halfstep.training.build import build_engine
 from halfstep.training.checkpoint import read_checkpoint
 from halfstep.training.rng import rng_state
 
-PARTS = ("scaler", "schedule", "optimizer", "rng")
+PARTS = ("scaler", "schedule", "optimizer", "rng", "data", "average", "buffers")
 
 
 @dataclass(frozen=True)
@@ -104,30 +104,33 @@ def verify_resume(
                 device=torch.device(straight.device),
             )
             content = read_checkpoint(path)
-            _forget(content, fresh.state_dict(), fresh.optimizer.state_dict(), without)
+            for part in without:
+                _forget(part, content, fresh)
             torch.save(content, path)
         resumed = fit(recipe, resume=path, **settings)
     sides = (straight.steps[at:], resumed.steps[at:])
     return ResumeCheck(*sides, compare_steps(*sides), tuple(sorted(without)))
 
 
-def _forget(
-    content: dict[str, Any],
-    fresh_engine: dict[str, Any],
-    fresh_optimizer: dict[str, Any],
-    without: Collection[str],
-) -> None:
-    if "scaler" in without:
-        content["engine"]["loss_scale"] = fresh_engine["loss_scale"]
-    if "schedule" in without:
-        content["engine"]["schedule"] = fresh_engine["schedule"]
-        content["engine"]["counters"]["consumed"] = 0.0
-        groups = zip(
-            content["optimizer"]["param_groups"], fresh_optimizer["param_groups"], strict=True
-        )
-        for saved, fresh in groups:
-            saved["lr"] = fresh["lr"]
-    if "optimizer" in without:
-        content["optimizer"]["state"] = fresh_optimizer["state"]  # the moments, not the rate
-    if "rng" in without:
+def _forget(part: str, content: dict[str, Any], fresh: Engine) -> None:
+    """Put one part of a checkpoint back to what a fresh run has."""
+    engine, optimizer = content["engine"], content["optimizer"]["optimizer"]
+    fresh_engine, fresh_optimizer = fresh.state_dict(), fresh.optimizer.state_dict()
+    if part == "scaler":
+        engine["loss_scales"] = fresh_engine["loss_scales"]
+    elif part == "schedule":
+        engine["schedules"] = fresh_engine["schedules"]
+        engine["optimizers"]["optimizer"]["counters"]["consumed"] = 0.0
+        groups = zip(optimizer["param_groups"], fresh_optimizer["param_groups"], strict=True)
+        for saved, new in groups:
+            saved["lr"] = new["lr"]
+    elif part == "optimizer":
+        optimizer["state"] = fresh_optimizer["state"]  # the moments, not the rate
+    elif part == "rng":
         content["rng"] = rng_state()
+    elif part == "data":
+        content["extra"]["position"] = 0
+    elif part == "average":
+        engine["emas"] = fresh_engine["emas"]
+    else:
+        content["model"]["model"] |= dict(fresh.model.named_buffers())

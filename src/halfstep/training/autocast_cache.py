@@ -10,7 +10,7 @@ from torch import nn
 
 
 def cast_weights_once(
-    device_type: str, model: nn.Module, window: Iterable[object]
+    device_type: str, models: Iterable[nn.Module], window: Iterable[object]
 ) -> contextlib.AbstractContextManager[object]:
     """A context in which forwards under autocast reuse the low-precision weights.
 
@@ -24,7 +24,7 @@ def cast_weights_once(
     whose parameters are not the tensors that are cast.
     """
     single = isinstance(window, Sized) and len(window) == 1
-    if single or not _owns_its_weights(model):
+    if single or not all(map(_owns_its_weights, models)):
         return contextlib.nullcontext()
     return torch.autocast(device_type, enabled=False)
 

@@ -39,17 +39,20 @@ def build_engine(
         precision=precision,
         max_norm=max_norm,
         schedule=schedule,
+        ema=recipe.ema,
         diagnose=diagnose,
     )
 
 
-def parameter_checksum(model: nn.Module) -> str:
-    """16 hexadecimal digits over the bits of all parameters, in order.
+def state_checksum(engine: Engine) -> str:
+    """16 hexadecimal digits over the bits of all parameters, buffers and averaged weights.
 
-    Syncs: yes, the parameters are copied to the host.
+    Syncs: yes, they are copied to the host.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for p in model.parameters():
-        host = p.detach().cpu().contiguous()
-        digest.update(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
+    averages = [ema for ema in engine.emas.values() if ema is not None]
+    for module in [*engine.models.values(), *averages]:
+        for tensor in [*module.parameters(), *module.buffers()]:
+            host = tensor.detach().cpu().contiguous()
+            digest.update(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
     return digest.hexdigest()

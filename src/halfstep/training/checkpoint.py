@@ -12,7 +12,7 @@ from halfstep.records import BadValueError
 from halfstep.training.engine import Engine
 from halfstep.training.rng import rng_state, set_rng_state
 
-_VERSION = 1
+_VERSION = 2
 _PARTS = ("model", "optimizer", "engine", "rng", "extra")
 
 
@@ -49,8 +49,8 @@ def save_checkpoint(
     target = Path(path)
     content = {
         "halfstep_checkpoint": _VERSION,
-        "model": engine.model.state_dict(),
-        "optimizer": engine.optimizer.state_dict(),
+        "model": {name: model.state_dict() for name, model in engine.models.items()},
+        "optimizer": {name: opt.state_dict() for name, opt in engine.optimizers.items()},
         "engine": engine.state_dict(),
         "rng": rng_state(),
         "extra": extra or {},
@@ -93,8 +93,10 @@ def load_checkpoint(path: str | Path, engine: Engine) -> dict[str, Any]:
     """
     content = read_checkpoint(path)
     try:
-        engine.model.load_state_dict(content["model"])
-        engine.optimizer.load_state_dict(content["optimizer"])
+        for name, model in engine.models.items():
+            model.load_state_dict(content["model"][name])
+        for name, optimizer in engine.optimizers.items():
+            optimizer.load_state_dict(content["optimizer"][name])
     except (RuntimeError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise BadValueError(

@@ -42,15 +42,21 @@ class CheckpointFolder:
         """Whether to save after this step."""
         return step % self.every == 0
 
-    def save(self, engine: Engine, run: RunRecord) -> None:
-        """Save after the last step of `run`, then remove what is too old."""
+    def save(self, engine: Engine, run: RunRecord, position: int) -> None:
+        """Save after the last step of `run`, then remove what is too old.
+
+        Args:
+            engine: Between two windows.
+            run: So far.
+            position: How many windows were drawn from the recipe's batches.
+        """
         path = self.folder / f"step-{len(run.steps):08d}.pt"
-        save_checkpoint(path, engine, extra={"run": run.to_dict()})
+        save_checkpoint(path, engine, extra={"run": run.to_dict(), "position": position})
         for old in _checkpoints(self.folder)[: -self.keep]:
             old.unlink()
 
 
-def resume_run(path: Path, run: RunRecord, engine: Engine) -> RunRecord:
+def resume_run(path: Path, run: RunRecord, engine: Engine) -> tuple[RunRecord, int]:
     """Load a checkpoint of `fit` into a fresh engine.
 
     Args:
@@ -59,7 +65,8 @@ def resume_run(path: Path, run: RunRecord, engine: Engine) -> RunRecord:
         engine: Built for this run.
 
     Returns:
-        The record to go on with: this run's settings, the steps made so far.
+        The record to go on with (this run's settings, the steps made so far), and how many
+        windows of the recipe's batches they were made of.
 
     Raises:
         BadValueError: The checkpoint is of another recipe, format, seed, accumulation or clipping,
@@ -85,7 +92,7 @@ def resume_run(path: Path, run: RunRecord, engine: Engine) -> RunRecord:
     run.steps = before.steps
     run.initial_validation = before.initial_validation
     run.duration_s = before.duration_s
-    return run
+    return run, extra["position"]
 
 
 def newest_checkpoint(path: Path) -> Path:

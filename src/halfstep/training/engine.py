@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -17,36 +17,29 @@ from torch.optim.swa_utils import AveragedModel
 from halfstep.precision import Policy, as_policy
 from halfstep.records import BadValueError, CallOrderError, ScaleCollapse
 from halfstep.training.autocast_cache import cast_weights_once
-from halfstep.training.buffers import BufferRollback
+from halfstep.training.build_lanes import Limit, ScaleSetting, build_lanes, schedules_for
+from halfstep.training.ema import as_averaged
+from halfstep.training.engine_state import check_engine_state, engine_state, load_engine_state
 from halfstep.training.followers import Followers
-from halfstep.training.loss import LossSum, check_loss
+from halfstep.training.loss import LossSum
+from halfstep.training.named import as_named, check_name, check_word, for_each, the_only
 from halfstep.training.replay import Replay
-from halfstep.training.rng import rng_state
+from halfstep.training.scaled_backward import ScaledBackward
 from halfstep.training.schedule import Schedule
-from halfstep.training.setup_checks import check_model, check_optimizer
-from halfstep.training.window_checks import any_gradient, check_micro_batch
+from halfstep.training.setup_checks import check_models, check_optimizers
 from halfstep.training.windows import checked_window
-from halfstep.update import (
-    Counters,
-    LossScale,
-    NoLossScale,
-    StepOutcome,
-    Update,
-    Window,
-    as_loss_scale,
-)
-from halfstep.update.gradients import parameter_names
-from halfstep.update.loss_scale import promote
-from halfstep.update.transaction import Clip
+from halfstep.update import Counters, Joint, Lane, LossScale, NoLossScale, StepOutcome, Update
+from halfstep.update.clipping import Clip
+from halfstep.update.veto import Condition
 
 logger = logging.getLogger("halfstep")
 
 Batch = TypeVar("Batch")
-LossFn = Callable[[nn.Module, Batch], Tensor | LossSum]
+LossFn = Callable[[Any, Batch], Tensor | LossSum]
 
 
 class Engine:
-    """Mixed-precision training of one model by one optimizer.
+    """Mixed-precision training of one model by one optimizer, or of several by name.
 
     With `train_step` for new loops, or by hand in loops that exist::
 
@@ -57,25 +50,38 @@ class Engine:
 
     Nothing moves on a skip: parameters, optimizer state, schedule, token clock, counters.
 
+    With mappings by name (a GAN), each optimizer has a window of its own::
+
+        engine.backward(loss, optimizers="generator")
+        outcome = engine.step("generator")
+
     Args:
-        model: FP32 parameters on their device. Trainable FP16 parameters are refused.
-        optimizer: Any torch optimizer over parameters of the model whose step needs no closure.
+        model: FP32 parameters on their device; trainable FP16 parameters are refused. Or several
+            models by name.
+        optimizer: Any torch optimizer over parameters of the models whose step needs no closure;
+            or several by name, of one model or of several.
         precision: ``"auto"`` (asks the hardware and logs why), ``"fp32"``, ``"bf16"``,
             ``"fp16"``, or a `Policy`.
         max_norm: Clip the gradients of the whole window to this 2-norm, in FP32 terms: the scale
-            does not change its meaning. torch's formula, with its 1e-6.
+            does not change its meaning. torch's formula, with its 1e-6. With several optimizers a
+            limit for each, a mapping, or `Joint` for one norm over those that step together.
         clip: Instead, a callable that gets the list of parameters with their true gradients and
             changes them in place. A finite check follows it.
         loss_scale: ``"auto"`` (dynamic for fp16, none otherwise), a number, ``None``, or a loss
-            scale object.
+            scale object, shared by all optimizers; or a mapping, for scales of their own.
         schedule: A `TokenSchedule` (needs `LossSum` losses) or a torch `LRScheduler`, stepped
-            once per committed update. Epoch schedulers stay in your loop.
+            once per committed update; or a mapping. Epoch schedulers stay in your loop.
         ema: A decay such as 0.999, or a `torch.optim.swa_utils.AveragedModel` of the model; it is
-            updated once per committed update and is `engine.ema`.
+            updated once per committed update and is `engine.ema`. Or a mapping by model.
+        overflow: Where several optimizers step together and one has to hold: ``"together"``, all
+            hold; ``"independent"``, the others move.
         buffers: ``"keep"``, or ``"rollback"`` to put module buffers (BatchNorm's statistics) back
             after a skip and after `abort`; they are copied at the start of each window.
         fuse: ``"auto"`` switches a stock Adam, AdamW, SGD or Adagrad that left `fused` and
             `foreach` open and has no state yet to its fused kernel; ``False`` leaves it alone.
+        veto: A condition on the device that holds an update although its gradients are finite
+            (``hs.veto.norm_spike(6)``), or several: callables that get `hs.veto.Facts` and return
+            a 0-d tensor. The loss scale takes no note of such a skip.
         on_collapse: What follows ``max_consecutive_skips`` skips of an FP16 run in a row:
             ``"raise"`` `ScaleCollapse`, or go on as a whole in ``"bf16"`` or ``"fp32"`` without a
             loss scale, which is logged as an error and is in the outcome.
@@ -83,6 +89,10 @@ class Engine:
             naming the parameter; ``"on_skip"`` to run a skipped window of `train_step` again under
             a tracer and put the first bad op into the outcome (`loss_fn` is called again, its side
             effects happen twice; the host waits for every step).
+
+    Attributes:
+        models: By name; a single one is called ``"model"``.
+        optimizers: By name; a single one is called ``"optimizer"``.
 
     Raises:
         BadTypeError, BadValueError: One sentence per mistake, see the messages.
@@ -98,79 +108,111 @@ class Engine:
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: Optimizer | Mapping[str, Optimizer],
         *,
         precision: str | Policy = "auto",
-        max_norm: float | None = None,
+        max_norm: Limit | Mapping[str, float | None] = None,
         clip: Clip | None = None,
-        loss_scale: LossScale | float | str | None = "auto",
-        schedule: Schedule | None = None,
-        ema: AveragedModel | float | None = None,
+        loss_scale: ScaleSetting | Mapping[str, ScaleSetting] = "auto",
+        schedule: Schedule | Mapping[str, Schedule | None] | None = None,
+        ema: AveragedModel | float | Mapping[str, AveragedModel | float | None] | None = None,
+        overflow: str = "together",
         buffers: str = "keep",
         fuse: str | bool = "auto",
+        veto: Condition | Sequence[Condition] = (),
         on_collapse: str = "raise",
         diagnose: str = "never",
     ) -> None:
-        device = check_model(model)
-        check_optimizer(optimizer, model)
-        if diagnose not in ("never", "raise", "on_skip"):
-            raise BadValueError(
-                f"diagnose must be 'never', 'raise' or 'on_skip', got {diagnose!r}."
-            )
-        if on_collapse not in ("raise", "bf16", "fp32"):
-            raise BadValueError(
-                f"on_collapse must be 'raise', 'bf16' or 'fp32', got {on_collapse!r}."
-            )
-        self.model = model
-        self.optimizer = optimizer
-        self.device = device
-        self.policy = as_policy(precision, device)
+        self.models = MappingProxyType(as_named("model", model))
+        self.optimizers = MappingProxyType(as_named("optimizer", optimizer))
+        self.device = check_models(self.models)
+        check_optimizers(self.optimizers, self.models)
+        check_word("diagnose", diagnose, ("never", "raise", "on_skip"))
+        check_word("on_collapse", on_collapse, ("raise", "bf16", "fp32"))
+        check_word("overflow", overflow, ("together", "independent"))
+        check_word("buffers", buffers, ("keep", "rollback"))
+        self.policy = as_policy(precision, self.device)
         if precision == "auto":
             logger.info("precision: %s (%s)", self.policy.format, self.policy.reason)
-        self._followers = Followers(model, optimizer, schedule, ema, buffers)
-        self._names = parameter_names(list(model.named_parameters()))
-        self._update = Update(
-            optimizer,
-            as_loss_scale(loss_scale, self.policy.format),
+        schedules = schedules_for(schedule, self.optimizers)
+        averages = for_each("ema", ema, self.models)
+        lanes = build_lanes(
+            self.models,
+            self.optimizers,
+            format_name=self.policy.format,
             max_norm=max_norm,
             clip=clip,
+            loss_scale=loss_scale,
             fuse=fuse,
-            names=self._names,
+            veto=veto,
+        )
+        emas = {name: as_averaged(averages[name], each) for name, each in self.models.items()}
+        self._followers = Followers(self.models, lanes, schedules, emas, buffers == "rollback")
+        self._update = Update(
+            lanes,
+            joint=max_norm if isinstance(max_norm, Joint) else None,
+            overflow=overflow,
             stop_at_non_finite=diagnose == "raise",
             on_commit=self._followers.committed,
-            on_skip=self._followers.nothing_moved,
+            on_hold=self._followers.held,
         )
+        self._backward = ScaledBackward(lanes, self.device.type)
+        self._argument = model  # what loss_fn gets
         self._on_collapse = on_collapse
         self._replays = diagnose == "on_skip"
-        self._window = Window()
-        self._has_warned_of_fp16_loss = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, where there is one; else see `models`."""
+        return the_only("model", "models", self.models.values(), self.models)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, where there is one; else see `optimizers`."""
+        return the_only("optimizer", "optimizers", self.optimizers.values(), self.optimizers)
 
     @property
     def loss_scale(self) -> LossScale:
         """The loss scale object; ``engine.loss_scale.value`` is the current factor."""
-        return self._update.loss_scale
+        scales = self.loss_scales
+        return the_only("loss_scale", "loss_scales", scales.values(), scales)
+
+    @property
+    def loss_scales(self) -> dict[str, LossScale]:
+        """Optimizer name to its loss scale; the same object where they share one."""
+        return {lane.name: lane.loss_scale for lane in self._update.lanes}
 
     @property
     def ema(self) -> AveragedModel | None:
         """The averaged weights, ``None`` without."""
-        return self._followers.ema
+        return the_only("ema", "emas", self.emas.values(), self.emas)
+
+    @property
+    def emas(self) -> dict[str, AveragedModel | None]:
+        """Model name to its averaged weights."""
+        return dict(self._followers.emas)
 
     @property
     def num_updates(self) -> int:
-        """Steps that moved the parameters."""
+        """Steps that moved parameters."""
         return self._settled_counters().num_updates
 
     @property
     def num_skipped(self) -> int:
         """Steps that moved nothing."""
-        counters = self._settled_counters()
-        return counters.attempts - counters.num_updates
+        return self._settled_counters().num_skipped
 
     @property
     def consumed(self) -> float:
         """The token clock: sum of the divisors of all committed updates."""
         return self._settled_counters().consumed
+
+    @property
+    def counters(self) -> dict[str, Counters]:
+        """Optimizer name to its own attempts, updates and consumed tokens."""
+        self._update.settle()
+        return {lane.name: lane.counters for lane in self._update.lanes}
 
     def autocast(self) -> torch.autocast:
         """The context for forward and loss; backward and step never belong inside."""
@@ -178,12 +220,19 @@ class Engine:
             self._followers.window_opens()
         return self.policy.autocast(self.device.type)
 
-    def backward(self, loss: Tensor | LossSum, *, retain_graph: bool = False) -> None:
+    def backward(
+        self,
+        loss: Tensor | LossSum,
+        *,
+        optimizers: str | Sequence[str] | None = None,
+        retain_graph: bool = False,
+    ) -> None:
         """Add one micro-batch to the window: scaled backward, outside autocast.
 
         Args:
             loss: A real scalar (a mean; every micro-batch of the window weighs the same) or a
                 `LossSum`. A window never mixes the two.
+            optimizers: Names of those whose parameters get gradients; ``None`` for all.
             retain_graph: As in `torch.Tensor.backward`.
 
         Raises:
@@ -193,25 +242,15 @@ class Engine:
 
         Syncs: no; the first `LossSum` of a run reads its divisor once.
         """
-        window = self._window
-        total = loss.total if isinstance(loss, LossSum) else loss
-        check_loss(total)
-        divisor = loss.divisor if isinstance(loss, LossSum) else None
-        parameters = self._update.parameters()
-        check_micro_batch(window, divisor, parameters, self._followers.counts_tokens)
-        self._warn_of_fp16_loss(total)
-        if divisor is not None and not window.num_micro_batches:
-            window.nominal = self._update.counters.nominal_for(divisor)
-        scalar = promote(total).reshape(())
-        with torch.autocast(self.device.type, enabled=False):
-            normalised = scalar if divisor is None else scalar / window.nominal
-            torch.autograd.backward(self.loss_scale.scale(normalised), retain_graph=retain_graph)
-        metrics = loss.metrics if isinstance(loss, LossSum) else {}
-        window.add(scalar.double() if divisor is not None else scalar, divisor, metrics)
-        window.has_gradients = any_gradient(parameters)
+        lanes = self._named_lanes(optimizers)
+        needs_divisor = self._followers.counts_tokens(lanes)
+        self._backward(lanes, loss, needs_divisor=needs_divisor, retain_graph=retain_graph)
 
-    def step(self) -> StepOutcome:
+    def step(self, *optimizers: str) -> StepOutcome:
         """Close the window: one update or none, and the gradients are ``None``.
+
+        Args:
+            optimizers: Names of those to step; without any, all with an open window, together.
 
         Raises:
             CallOrderError: Without a `backward` since the last step.
@@ -221,15 +260,10 @@ class Engine:
         Syncs: with fused optimizers on an accelerator the host waits for the *previous* step
         only; any other optimizer costs one wait.
         """
-        if not self._window.num_micro_batches:
-            raise CallOrderError(
-                "step() without backward(): this window has no gradients. Each step needs at least"
-                " one engine.backward(loss) since the last one."
-            )
-        window, self._window = self._window, Window()
+        lanes = self._lanes_to_step(optimizers)
         updates_before = self._settled_counters().num_updates
         try:
-            return self._update.run(window)
+            return self._update.run(lanes)
         except ScaleCollapse as collapse:
             if collapse.record is None or not self._may_fall_back():
                 raise
@@ -244,12 +278,20 @@ class Engine:
         finally:
             self._followers.window_closes()
 
-    def train_step(self, window: Iterable[Batch], loss_fn: LossFn[Batch]) -> StepOutcome:
+    def train_step(
+        self,
+        window: Iterable[Batch],
+        loss_fn: LossFn[Batch],
+        *,
+        optimizers: str | Sequence[str] | None = None,
+    ) -> StepOutcome:
         """Forward and backward of every micro-batch under autocast, then one step.
 
         Args:
             window: A list or an iterator of micro-batches; see `micro_batches`.
-            loss_fn: Called as ``loss_fn(model, batch)`` inside autocast.
+            loss_fn: Called as ``loss_fn(model, batch)`` inside autocast; the model is what the
+                engine was given, the mapping if there are several.
+            optimizers: Names of those that learn from it; ``None`` for all, together.
 
         Returns:
             The outcome of the step.
@@ -259,7 +301,8 @@ class Engine:
             dropped and nothing has moved.
         """
         batches = checked_window(window)
-        if self._window.num_micro_batches:
+        lanes = self._named_lanes(optimizers)
+        if any(lane.window.num_micro_batches for lane in lanes):
             raise CallOrderError(
                 "train_step inside an open window: call step() or abort() after your own"
                 " backward() first."
@@ -269,19 +312,19 @@ class Engine:
         replay = None
         if self._replays:
             batches = list(batches)
-            replay = self._prepare_replay(batches, loss_fn)
+            replay = self._prepare_replay(batches, loss_fn, lanes)
         try:
-            with cast_weights_once(self.device.type, self.model, batches):
+            with cast_weights_once(self.device.type, self.models.values(), batches):
                 for batch in batches:
                     with self.autocast():
-                        loss = loss_fn(self.model, batch)  # type: ignore[arg-type]
-                    self.backward(loss)
+                        loss = loss_fn(self._argument, batch)  # type: ignore[arg-type]
+                    self.backward(loss, optimizers=[lane.name for lane in lanes])
                     del loss
-            if not self._window.num_micro_batches:
+            if not lanes[0].window.num_micro_batches:
                 raise BadValueError("train_step got an empty window; there is nothing to update.")
-            nominal = self._window.nominal
+            nominal = lanes[0].window.nominal
             try:
-                outcome = self.step()
+                outcome = self.step(*[lane.name for lane in lanes])
             except ScaleCollapse as collapse:
                 if replay is not None:
                     raise replay.explain(collapse, nominal) from None
@@ -293,27 +336,29 @@ class Engine:
             self.abort()
             raise
 
-    def _prepare_replay(self, batches: list[Any], loss_fn: LossFn[Any]) -> Replay:
-        buffers = BufferRollback(self.model)
-        buffers.remember()
-        return Replay(
-            model=self.model,
+    def _prepare_replay(
+        self, batches: list[Any], loss_fn: LossFn[Any], lanes: Sequence[Lane]
+    ) -> Replay:
+        return Replay.of(
+            models=list(self.models.values()),
+            argument=self._argument,
             policy=self.policy,
             device_type=self.device.type,
-            parameters=self._update.parameters(),
+            parameters=[p for lane in lanes for p in lane.parameters()],
             loss_fn=loss_fn,
             batches=batches,
-            rng=rng_state(),
-            buffers=buffers,
         )
 
     @contextlib.contextmanager
-    def gradients(self) -> Iterator[Mapping[str, Tensor]]:
+    def gradients(self, *optimizers: str) -> Iterator[Mapping[str, Tensor]]:
         """The true gradients of the window, once, before the step.
 
         Inside, ``.grad`` holds what FP32 training would have: unscaled, divided by the window's
         divisor, not clipped. Change them in place (noise, own clipping); the finite check comes
         after you.
+
+        Args:
+            optimizers: Names of those whose gradients; without any, all with an open window.
 
         Yields:
             Parameter name to gradient, for the parameters that have one.
@@ -323,25 +368,26 @@ class Engine:
 
         Syncs: no.
         """
-        window = self._window
-        if not window.num_micro_batches:
+        lanes = self._open_lanes(optimizers)
+        if not lanes or not all(lane.window.num_micro_batches for lane in lanes):
             raise CallOrderError("gradients() without backward(): this window has none yet.")
-        if window.true_gradients:
+        if any(lane.window.true_gradients for lane in lanes):
             raise CallOrderError(
                 "gradients() was already used in this window; the gradients are true since then."
             )
-        self._update.unscale_(window)
-        names = self._names
-        found = {names[id(p)]: p.grad for p in self._update.parameters() if p.grad is not None}
+        for lane in lanes:
+            lane.unscale_()
+        found = {name: grad for lane in lanes for name, grad in lane.gradients().items()}
         yield MappingProxyType(found)
 
     def abort(self) -> None:
-        """Drop an open window: its gradients become ``None`` and nothing has happened.
+        """Drop every open window: its gradients become ``None`` and nothing has happened.
 
         For retries after an out-of-memory error. Without an open window it does nothing.
         """
+        self._update.abort()
         self._followers.nothing_moved()
-        self._drop_window()
+        self._followers.window_closes()
 
     def state_dict(self) -> dict[str, Any]:
         """What the engine itself knows: scale, counters, clock, schedule, averaged weights.
@@ -353,47 +399,57 @@ class Engine:
 
         Syncs: yes.
         """
-        if self._window.num_micro_batches:
+        if self._open_lanes(()):
             raise CallOrderError(
                 "state_dict() inside an open window would lose its gradients; save after step()."
             )
-        counters = self._settled_counters()  # before the scale is read: it counts skips too
-        return {
-            "format": self.policy.format,
-            "loss_scale": self.loss_scale.state_dict(),
-            "counters": vars(counters).copy(),
-            **self._followers.state_dict(),
-        }
+        self._update.settle()
+        return engine_state(self.policy.format, self._update, self._backward, self._followers)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; an open window is dropped.
 
+        Args:
+            state: From an engine built the same way.
+
         Raises:
-            BadValueError: The state is not an engine's, or was made with another kind of
-                schedule. Nothing is changed then.
+            BadValueError: The state is not an engine's, or was made with other optimizers,
+                another kind of schedule or loss scale. Nothing is changed then.
         """
-        expected = {"format", "loss_scale", "counters", "schedule", "ema"}
-        if set(state) != expected:
-            raise BadValueError(
-                f"expected the state of an Engine with the keys {sorted(expected)}, got"
-                f" {sorted(map(str, state))}."
-            )
-        self._followers.check_state(state)
+        check_engine_state(state, self._update, self._followers)
         if state["format"] == self._on_collapse and self._may_fall_back():
             self._fall_back()  # the run that wrote it had
-        self._drop_window()
         self._update.settle()
-        self.loss_scale.load_state_dict(state["loss_scale"])
-        vars(self._update.counters).update(state["counters"])
-        self._followers.load_state_dict(state, self._update.counters.consumed)
+        self._update.abort()
+        self._followers.window_closes()
+        load_engine_state(state, self._update, self._backward, self._followers)
 
-    def _warn_of_fp16_loss(self, loss: Tensor) -> None:
-        if loss.dtype is torch.float16 and not self._has_warned_of_fp16_loss:
-            self._has_warned_of_fp16_loss = True
-            logger.warning(
-                "the loss is FP16: its own gradient is the loss scale, which overflows at 65536."
-                " Compute the loss in FP32, from logits.float() (said once)"
+    def _named_lanes(self, names: str | Sequence[str] | None) -> list[Lane]:
+        if names is None:
+            return self._update.lanes
+        wanted = [names] if isinstance(names, str) else list(names)
+        for name in wanted:
+            check_name("optimizers", name, self.optimizers)
+        if not wanted:
+            raise BadValueError("optimizers is empty; name at least one, or leave it out for all.")
+        return [lane for lane in self._update.lanes if lane.name in wanted]
+
+    def _open_lanes(self, names: Sequence[str]) -> list[Lane]:
+        """The named ones; without names those with an open window."""
+        if names:
+            return self._named_lanes(names)
+        return [lane for lane in self._update.lanes if lane.window.num_micro_batches]
+
+    def _lanes_to_step(self, names: Sequence[str]) -> list[Lane]:
+        lanes = self._open_lanes(names)
+        closed = [lane.name for lane in lanes if not lane.window.num_micro_batches]
+        if closed or not lanes:
+            raise CallOrderError(
+                f"step({', '.join(map(repr, names))}) without backward(): this window has no"
+                " gradients. Each step needs at least one engine.backward(loss) since the last"
+                " one."
             )
+        return lanes
 
     def _settled_counters(self) -> Counters:
         self._update.settle()
@@ -404,9 +460,6 @@ class Engine:
 
     def _fall_back(self) -> None:
         self.policy = Policy(self._on_collapse, "fell back after the loss scale collapsed in fp16")
-        self._update.loss_scale = NoLossScale()
-
-    def _drop_window(self) -> None:
-        self._window = Window()
-        self._update.clear_gradients()
-        self._followers.window_closes()
+        none = NoLossScale()
+        for lane in self._update.lanes:
+            lane.use(none)

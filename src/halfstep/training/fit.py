@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from halfstep.precision import Policy
@@ -22,7 +23,7 @@ from halfstep.records import (
     ScaleCollapse,
     StepRecord,
 )
-from halfstep.training.build import build_engine, parameter_checksum
+from halfstep.training.build import build_engine, state_checksum
 from halfstep.training.checkpoint_folder import CheckpointFolder, resume_run
 from halfstep.training.engine import Engine
 from halfstep.training.recipe import Recipe
@@ -60,8 +61,8 @@ def fit(
         device: ``None`` for the accelerator where there is one.
         checkpoints: Where and how often to save the run.
         resume: A checkpoint of this run, or a folder of them: go on bit for bit from there.
-        checksums: Put a checksum of the parameters into each step's record; the host then waits
-            for every step.
+        checksums: Put a checksum of parameters, buffers and averaged weights into each step's
+            record; the host then waits for every step.
         diagnose: As for `Engine`; a diagnosis is logged as well.
         on_step: Called with the run so far and each step's record.
 
@@ -95,16 +96,18 @@ def fit(
         settings={"steps": steps, "accumulate": accumulate, "max_norm": max_norm, "seed": seed},
     )
     windows = _windows(recipe, accumulate, place)
+    position = 0
     if resume is not None:
-        run = resume_run(Path(resume), run, engine)
+        run, position = resume_run(Path(resume), run, engine)
         state = rng_state()
-        for _ in run.steps:
+        for _ in range(position):
             next(windows)  # the recipe's order is fixed: this is the position in the data
         set_rng_state(state)
+    data = _Data(windows, position)
     try:
         if resume is None:
             run.initial_validation = _validate(recipe, engine)
-        _train(engine, recipe, windows, run, checkpoints, checksums, on_step)
+        _train(engine, recipe, data, run, checkpoints, checksums, on_step)
         run.validation = _validate(recipe, engine)
         run.status = "finished"
     except KeyboardInterrupt:
@@ -115,22 +118,35 @@ def fit(
     return run
 
 
+@dataclass
+class _Data:
+    """The windows of a run, and how many were drawn."""
+
+    windows: Iterator[list[Any]]
+    position: int
+
+    def next(self) -> list[Any]:
+        self.position += 1
+        return next(self.windows)
+
+
 def _train(
     engine: Engine,
     recipe: Recipe,
-    windows: Iterator[list[Any]],
+    data: _Data,
     run: RunRecord,
     checkpoints: CheckpointFolder | None,
     checksums: bool,
     on_step: Callable[[RunRecord, StepRecord], None] | None,
 ) -> None:
     trend = ScaleTrend()
+    offset = data.position - len(run.steps)  # 0, unless the position was left out on purpose
 
     def note(record: StepRecord) -> None:
         record = replace(
             record,
-            batch=(record.step - 1) * run.settings["accumulate"],
-            checksum=parameter_checksum(engine.model) if checksums else None,
+            batch=(record.step + offset - 1) * run.settings["accumulate"],
+            checksum=state_checksum(engine) if checksums else None,
         )
         run.steps.append(record)
         run.duration_s = seconds_before + time.perf_counter() - start
@@ -146,12 +162,12 @@ def _train(
     seconds_before, start = run.duration_s, time.perf_counter()
     try:
         for step in range(len(run.steps) + 1, run.settings["steps"] + 1):
-            pending.append(engine.train_step(next(windows), recipe.loss_fn))
+            pending.append(engine.train_step(data.next(), recipe.loss_fn))
             is_due = checkpoints is not None and checkpoints.is_due(step)
             while len(pending) > (0 if is_due or checksums else 1):
                 note(pending.pop(0).record)
             if checkpoints is not None and is_due:
-                checkpoints.save(engine, run)
+                checkpoints.save(engine, run, data.position)
     except ScaleCollapse as collapse:
         if pending:
             note(pending.pop(0).record)
@@ -181,13 +197,23 @@ def _windows(recipe: Recipe, accumulate: int, device: torch.device) -> Iterator[
 def _validate(recipe: Recipe, engine: Engine) -> dict[str, float]:
     if recipe.validate is None:
         return {}
-    was_training = engine.model.training
-    engine.model.eval()
+    found = _metrics(recipe.validate, engine, engine.model)
+    if engine.ema is not None:
+        averaged = _metrics(recipe.validate, engine, engine.ema.module)
+        found |= {f"averaged_{name}": value for name, value in averaged.items()}
+    return found
+
+
+def _metrics(
+    validate: Callable[[nn.Module], float | Mapping[str, float]], engine: Engine, model: nn.Module
+) -> dict[str, float]:
+    was_training = model.training
+    model.eval()
     try:
         with torch.no_grad(), engine.autocast():
-            result = recipe.validate(engine.model)
+            result = validate(model)
     finally:
-        engine.model.train(was_training)
+        model.train(was_training)
     named = result if isinstance(result, Mapping) else {"validation": result}
     return {str(name): _checked_metric(name, value) for name, value in named.items()}
 

@@ -1,125 +1,161 @@
-"""What follows an update: the schedule and the average on a commit, the buffers on a skip.
+"""What follows an update: schedules and averages on a commit, buffers on a skip.
 
 A new thing that must move with the weights, and stand still with them, goes here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from halfstep.records import BadValueError, CallOrderError
 from halfstep.training.buffers import BufferRollback
-from halfstep.training.ema import as_averaged
-from halfstep.training.schedule import (
-    Schedule,
-    TokenSchedule,
-    advance,
-    check_schedule,
-    schedule_state,
-)
+from halfstep.training.schedule import Schedule, TokenSchedule, advance, schedule_state
+from halfstep.update import Lane
+from halfstep.update.readback import Number
 
 
 class Followers:
-    """Schedule, averaged weights and buffer rollback of one engine.
+    """Schedules, averaged weights and buffer rollback of one engine.
 
     Args:
-        model: Whose weights are averaged and whose buffers come back.
-        optimizer: Whose rates the schedule sets.
-        schedule, ema, buffers: As for `Engine`.
+        models: By name.
+        lanes: Their optimizers.
+        schedules: Lane name to schedule or ``None``.
+        emas: Model name to average or ``None``.
+        rolls_back: Whether module buffers come back after a skip.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        schedule: Schedule | None,
-        ema: AveragedModel | float | None,
-        buffers: str,
+        models: Mapping[str, nn.Module],
+        lanes: Sequence[Lane],
+        schedules: Mapping[str, Schedule | None],
+        emas: Mapping[str, AveragedModel | None],
+        rolls_back: bool,
     ) -> None:
-        if buffers not in ("keep", "rollback"):
-            raise BadValueError(f"buffers must be 'keep' or 'rollback', got {buffers!r}.")
-        if schedule is not None:
-            check_schedule(schedule, optimizer)
-        self.ema = as_averaged(ema, model)
-        self._model = model
-        self._optimizer = optimizer
-        self._schedule = schedule
-        self._buffers = BufferRollback(model) if buffers == "rollback" else None
-        if isinstance(schedule, TokenSchedule):
-            schedule.apply(optimizer, 0.0)
+        self.emas = dict(emas)
+        self._models = dict(models)
+        self._lanes = list(lanes)
+        self._schedules = dict(schedules)
+        self._lanes_of = {name: _lanes_of(model, lanes) for name, model in models.items()}
+        self._buffers: dict[str, BufferRollback] = {}
+        if rolls_back:
+            self._buffers = {name: BufferRollback(model) for name, model in models.items()}
+        for lane in lanes:
+            schedule = self._schedules[lane.name]
+            if isinstance(schedule, TokenSchedule):
+                schedule.apply(lane.optimizer, 0.0)
 
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether the schedule needs to know how many tokens a loss is made of."""
-        return isinstance(self._schedule, TokenSchedule)
+    def counts_tokens(self, lanes: Sequence[Lane]) -> bool:
+        """Whether a schedule needs to know how many tokens a loss is made of."""
+        return any(isinstance(self._schedules[lane.name], TokenSchedule) for lane in lanes)
 
     def window_opens(self) -> None:
         """Copy what a skip must put back, once per window."""
-        if self._buffers is not None and not self._buffers.is_open:
-            self._buffers.remember()
+        for rollback in self._buffers.values():
+            if not rollback.is_open:
+                rollback.remember()
 
     def window_closes(self) -> None:
         """Forget the copies: a later `nothing_moved` is about another window."""
-        if self._buffers is not None:
-            self._buffers.forget()
+        for name, rollback in self._buffers.items():
+            if not self._is_open(name):
+                rollback.forget()
 
-    def nothing_moved(self, found_inf: float | Tensor = 1.0) -> None:
-        """Put back what the forward pass has moved.
+    def nothing_moved(self) -> None:
+        """Put back what the forward pass has moved, except where a window is still open."""
+        for name, rollback in self._buffers.items():
+            if not self._is_open(name):
+                rollback.restore()
+
+    def held(self, held: Mapping[Lane, Number]) -> None:
+        """Put back the buffers of models of which no optimizer moved.
 
         Args:
-            found_inf: 0-d tensor where the kernel decides; 0 leaves everything.
+            held: For each optimizer of the step 1 if it holds; a 0-d tensor where the kernel
+                decides. A model without an optimizer in this step goes with the whole step.
         """
-        if self._buffers is not None:
-            self._buffers.restore(found_inf)
+        for name, rollback in self._buffers.items():
+            if self._is_open(name):
+                continue
+            own = [held[lane] for lane in self._lanes_of[name] if lane in held]
+            rollback.restore(_all_of(own or list(held.values())))
 
-    def committed(self, num_updates: int, consumed: float) -> None:
+    def committed(self, lanes: Sequence[Lane]) -> None:
         """Move with a committed update.
+
+        Args:
+            lanes: Those that moved.
 
         Raises:
             CallOrderError: The user's schedule raised; the update was made all the same.
         """
-        if self.ema is not None:
-            self.ema.update_parameters(self._model)
-        try:
-            advance(self._schedule, self._optimizer, consumed)
-        except Exception as error:
-            raise CallOrderError(
-                f"the schedule failed after update {num_updates} was made (weights and counters"
-                f" have moved): {error}"
-            ) from error
+        for name, ema in self.emas.items():
+            if ema is not None and any(lane in lanes for lane in self._lanes_of[name]):
+                ema.update_parameters(self._models[name])
+        for lane in lanes:
+            try:
+                advance(self._schedules[lane.name], lane.optimizer, lane.counters.consumed)
+            except Exception as error:
+                raise CallOrderError(
+                    f"the schedule failed after update {lane.counters.num_updates} was made"
+                    f" (weights and counters have moved): {error}"
+                ) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the schedule and of the average."""
+        """State of the schedules and of the averages, by name."""
         return {
-            "schedule": schedule_state(self._schedule),
-            "ema": None if self.ema is None else self.ema.state_dict(),
+            "schedules": {name: schedule_state(s) for name, s in self._schedules.items()},
+            "emas": {n: None if ema is None else ema.state_dict() for n, ema in self.emas.items()},
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Refuse a state of other followers, before anything is changed."""
-        present = schedule_state(self._schedule)
-        saved_kind, kind = (s and s["kind"] for s in (state["schedule"], present))
-        if saved_kind != kind:
-            raise BadValueError(
-                f"the state was saved with the schedule {saved_kind}, this engine has {kind};"
-                " build the engine with the schedule of the run that wrote it."
-            )
-        if (state["ema"] is None) != (self.ema is None):
-            was, now = ("without", "one") if state["ema"] is None else ("with", "none")
-            raise BadValueError(
-                f"the state was saved {was} an average of the weights, this engine has {now};"
-                " build it with the same ema."
-            )
+        for name, schedule in self._schedules.items():
+            saved, present = state["schedules"][name], schedule_state(schedule)
+            saved_kind, kind = (s and s["kind"] for s in (saved, present))
+            if saved_kind != kind:
+                raise BadValueError(
+                    f"the state was saved with the schedule {saved_kind}, this engine has {kind};"
+                    " build the engine with the schedule of the run that wrote it."
+                )
+        for name, ema in self.emas.items():
+            if (state["emas"][name] is None) != (ema is None):
+                was, now = ("with", "none") if ema is None else ("without", "one")
+                raise BadValueError(
+                    f"the state was saved {was} an average of the weights, this engine has {now};"
+                    " build it with the same ema."
+                )
 
-    def load_state_dict(self, state: dict[str, Any], consumed: float) -> None:
-        """Restore what `state_dict` returned, at a clock of `consumed`."""
-        if isinstance(self._schedule, TokenSchedule):
-            self._schedule.apply(self._optimizer, consumed)
-        elif self._schedule is not None:
-            self._schedule.load_state_dict(state["schedule"]["state"])
-        if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, at the lanes' present clocks."""
+        for lane in self._lanes:
+            schedule = self._schedules[lane.name]
+            if isinstance(schedule, TokenSchedule):
+                schedule.apply(lane.optimizer, lane.counters.consumed)
+            elif schedule is not None:
+                schedule.load_state_dict(state["schedules"][lane.name]["state"])
+        for name, ema in self.emas.items():
+            if ema is not None:
+                ema.load_state_dict(state["emas"][name])
+
+    def _is_open(self, model: str) -> bool:
+        return any(lane.window.num_micro_batches for lane in self._lanes_of[model])
+
+
+def _lanes_of(model: nn.Module, lanes: Sequence[Lane]) -> list[Lane]:
+    held = {id(p) for p in model.parameters()}
+    return [lane for lane in lanes if any(id(p) in held for p in lane.parameters())]
+
+
+def _all_of(flags: Sequence[Number]) -> Number:
+    if len(flags) == 1:
+        return flags[0]
+    if not any(isinstance(flag, Tensor) for flag in flags):
+        return min(flags)
+    return torch.stack([flag for flag in flags if isinstance(flag, Tensor)]).amin()

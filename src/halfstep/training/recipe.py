@@ -28,6 +28,8 @@ class Recipe:
         validate: ``validate(model)`` under no_grad and autocast, in eval mode: one number or a
             mapping of names to numbers.
         schedule: ``schedule(optimizer)``: a token schedule or a torch LRScheduler.
+        ema: Decay of an average of the weights, see `Engine`; its validation is named
+            ``averaged_...``.
         unit: What the divisors count, for display: "tokens", "samples".
     """
 
@@ -38,6 +40,7 @@ class Recipe:
     optimizer: Callable[[nn.Module], Optimizer]
     validate: Callable[[nn.Module], float | Mapping[str, float]] | None = None
     schedule: Callable[[Optimizer], Schedule] | None = None
+    ema: float | None = None
     unit: str = "tokens"
 
     def __post_init__(self) -> None:
@@ -49,7 +52,11 @@ class Recipe:
                     " starts afresh."
                 )
             optional = field.name in ("validate", "schedule")
-            if field.name in ("name", "unit") or (optional and value is None) or callable(value):
+            if (
+                field.name in ("name", "unit", "ema")
+                or (optional and value is None)
+                or callable(value)
+            ):
                 continue
             hint = " (a factory, so that every run starts afresh)" if not optional else ""
             raise BadTypeError(

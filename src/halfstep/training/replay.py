@@ -30,7 +30,8 @@ class Replay:
     """Everything that a window was made of.
 
     Attributes:
-        model, policy, device_type: As in the engine.
+        models, policy, device_type: As in the engine.
+        argument: What `loss_fn` gets beside a batch.
         parameters: Those of the optimizer; their gradients are dropped afterwards.
         loss_fn: Called again: its side effects happen twice.
         batches: The window.
@@ -38,14 +39,21 @@ class Replay:
         buffers: Module buffers from before the window.
     """
 
-    model: nn.Module
+    models: Sequence[nn.Module]
+    argument: Any
     policy: Policy
     device_type: str
     parameters: Sequence[Tensor]
-    loss_fn: Callable[[nn.Module, Any], Tensor | LossSum]
+    loss_fn: Callable[[Any, Any], Tensor | LossSum]
     batches: Sequence[Any]
     rng: dict[str, Any]
-    buffers: BufferRollback
+    buffers: list[BufferRollback]
+
+    @classmethod
+    def of(cls, **settings: Any) -> Replay:
+        """A replay of the window that is about to begin; takes the attributes but the last two."""
+        buffers = _remembered(settings["models"])
+        return cls(rng=rng_state(), buffers=buffers, **settings)
 
     def explain(self, collapse: ScaleCollapse, nominal: float) -> ScaleCollapse:
         """The same error with a diagnosis of its last window."""
@@ -63,8 +71,7 @@ class Replay:
             nominal: What its losses were divided by in backward.
         """
         after = rng_state()
-        buffers_after = BufferRollback(self.model)
-        buffers_after.remember()
+        buffers_after = _remembered(self.models)
         try:
             with FirstBadOp() as tracer:
                 self._run(scale, nominal)
@@ -78,7 +85,8 @@ class Replay:
             return _result(verdict, bad, scale, finite_at)
         finally:
             self._clean_up()
-            buffers_after.restore()
+            for buffers in buffers_after:
+                buffers.restore()
             set_rng_state(after)
 
     def _run(self, scale: float, nominal: float) -> float | Tensor:
@@ -87,10 +95,12 @@ class Replay:
         set_rng_state(self.rng)
         for batch in self.batches:
             with self.policy.autocast(self.device_type):
-                loss = self.loss_fn(self.model, batch)
+                loss = self.loss_fn(self.argument, batch)
             total = loss.total if isinstance(loss, LossSum) else loss
             with torch.autocast(self.device_type, enabled=False):
-                torch.autograd.backward(promote(total).reshape(()) / nominal * scale)
+                torch.autograd.backward(
+                    promote(total).reshape(()) / nominal * scale, inputs=self._inputs()
+                )
         grads = [p.grad for p in self.parameters if p.grad is not None]
         return GradientNorm()(grads) if grads else 0.0
 
@@ -107,10 +117,21 @@ class Replay:
         tensors = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
         return all(bool(torch.isfinite(t).all()) for t in tensors)
 
+    def _inputs(self) -> list[Tensor]:
+        return [p for p in self.parameters if p.requires_grad]
+
     def _clean_up(self) -> None:
         for p in self.parameters:
             p.grad = None
-        self.buffers.restore()
+        for buffers in self.buffers:
+            buffers.restore()
+
+
+def _remembered(models: Sequence[nn.Module]) -> list[BufferRollback]:
+    found = [BufferRollback(model) for model in models]
+    for buffers in found:
+        buffers.remember()
+    return found
 
 
 def _result(verdict: Verdict, bad: BadOp, scale: float, finite_at: float | None) -> Diagnosis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -13,8 +14,17 @@ from halfstep.records import BadTypeError, BadValueError
 logger = logging.getLogger("halfstep")
 
 
-def check_model(model: object) -> torch.device:
-    """The device of the model's trainable parameters, if it can be trained at all."""
+def check_models(models: Mapping[str, nn.Module]) -> torch.device:
+    """The device of the models' trainable parameters, if they can be trained at all."""
+    devices = {name: _check_model(model) for name, model in models.items()}
+    kinds = {device.type for device in devices.values()}
+    if len(kinds) > 1:
+        where = ", ".join(f"{name!r} on {device}" for name, device in devices.items())
+        raise BadValueError(f"the models of an engine must be on one kind of device, got {where}.")
+    return next(iter(devices.values()))
+
+
+def _check_model(model: object) -> torch.device:
     if not isinstance(model, nn.Module):
         raise BadTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -30,26 +40,38 @@ def check_model(model: object) -> torch.device:
     return trainable[0][1].device
 
 
-def check_optimizer(optimizer: object, model: nn.Module) -> None:
-    """Refuse an optimizer over parameters that the model does not have."""
-    if not isinstance(optimizer, Optimizer):
-        raise BadTypeError(
-            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}."
-        )
-    if left_out := _trainable_outside(optimizer, model):
+def check_optimizers(optimizers: Mapping[str, Optimizer], models: Mapping[str, nn.Module]) -> None:
+    """Refuse optimizers over parameters that no model has, or that two of them would step."""
+    for optimizer in optimizers.values():
+        if not isinstance(optimizer, Optimizer):
+            raise BadTypeError(
+                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}."
+            )
+    if left_out := _trainable_outside(optimizers.values(), models.values()):
         logger.warning(
             "%d trainable parameters are in no group of the optimizer (first: %s); their gradients"
             " are computed and kept for nothing. requires_grad_(False) freezes them",
             len(left_out),
             left_out[0],
         )
-    known = set(map(id, model.parameters()))
-    foreign = [
-        tuple(p.shape)
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if id(p) not in known
-    ]
+    known = {id(p) for model in models.values() for p in model.parameters()}
+    owner: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        _refuse_foreign(optimizer, known)
+        for p in _held(optimizer):
+            if owner.setdefault(id(p), name) != name:
+                raise BadValueError(
+                    f"a parameter of shape {tuple(p.shape)} is in the optimizers"
+                    f" {owner[id(p)]!r} and {name!r}; each update would move it twice."
+                )
+
+
+def _held(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _refuse_foreign(optimizer: Optimizer, known: set[int]) -> None:
+    foreign = [tuple(p.shape) for p in _held(optimizer) if id(p) not in known]
     if foreign:
         shapes = ", ".join(map(str, foreign[:3])) + (", ..." if len(foreign) > 3 else "")
         raise BadValueError(
@@ -59,6 +81,11 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
         )
 
 
-def _trainable_outside(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+def _trainable_outside(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -> list[str]:
+    held = {id(p) for optimizer in optimizers for p in _held(optimizer)}
+    return [
+        name
+        for model in models
+        for name, p in model.named_parameters()
+        if p.requires_grad and id(p) not in held
+    ]

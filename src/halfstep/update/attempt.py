@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.records import StepRecord
-from halfstep.records.step import Reason
 from halfstep.update.readback import Number
 from halfstep.update.window import Window
 
@@ -60,7 +59,7 @@ class Attempt:
         return cls(number, copied, window.divisor is not None, tuple(window.metrics))
 
     def record(
-        self, numbers: Numbers, reason: Reason | None, next_scale: float, consumed: float
+        self, numbers: Numbers, reason: str | None, next_scale: float, consumed: float
     ) -> StepRecord:
         """The attempt as plain data."""
         weight = numbers.weight
@@ -81,8 +80,8 @@ class Attempt:
         )
 
 
-def reason_for(found_inf: float, weight: float) -> Reason | None:
-    """Why an attempt moves nothing, or ``None``."""
+def reason_for(found_inf: float, weight: float) -> str | None:
+    """Why an attempt moves nothing by its own gradients, or ``None``."""
     if weight == 0:
         return "empty_window"
     return "non_finite" if found_inf else None

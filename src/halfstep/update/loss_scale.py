@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep.records import BadValueError, ScaleCollapse
+from halfstep.records import BadValueError
+from halfstep.update.skips import SkipsInARow
 
 
 class LossScale:
@@ -28,9 +28,13 @@ class LossScale:
     def __init__(self, init_scale: float, max_consecutive_skips: int) -> None:
         checked_count("max_consecutive_skips", max_consecutive_skips)
         self.max_consecutive_skips = max_consecutive_skips
-        self.num_consecutive_skips = 0
+        self._skips = SkipsInARow()
         self._scale = torch.tensor(checked_scale("init_scale", init_scale), dtype=torch.float32)
-        self._scales_at_skips: deque[float] = deque(maxlen=64)
+
+    @property
+    def num_consecutive_skips(self) -> int:
+        """Skips since the last window that was not one."""
+        return self._skips.count
 
     @property
     def value(self) -> Tensor:
@@ -90,14 +94,7 @@ class LossScale:
         Raises:
             ScaleCollapse: `max_consecutive_skips` skips in a row.
         """
-        if not skipped:
-            self.num_consecutive_skips = 0
-            self._scales_at_skips.clear()
-            return
-        self.num_consecutive_skips += 1
-        self._scales_at_skips.append(scale)
-        if self.num_consecutive_skips >= self.max_consecutive_skips:
-            raise ScaleCollapse(self.num_consecutive_skips, list(self._scales_at_skips))
+        self._skips.observe(skipped, scale, self.max_consecutive_skips)
 
     def to(self, device: torch.device) -> None:
         """Move the scale to `device`; nothing happens if it is there."""
@@ -123,8 +120,7 @@ class LossScale:
                 f" {sorted(state)}; a disabled torch GradScaler saves an empty state."
             )
         self._scale.fill_(checked_scale("scale", state["scale"]))
-        self.num_consecutive_skips = int(state.get("num_consecutive_skips", 0))
-        self._scales_at_skips.clear()
+        self._skips.restart(int(state.get("num_consecutive_skips", 0)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({float(self._scale):g})"

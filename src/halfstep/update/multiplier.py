@@ -49,7 +49,11 @@ class Decision(Generic[Number]):
 
 
 def decide_on_host(
-    scaled_norm: float, unit: float, max_norm: float | None, grads: Sequence[Tensor]
+    scaled_norm: float,
+    unit: float,
+    max_norm: float | None,
+    grads: Sequence[Tensor],
+    norm_to_clip: float | None = None,
 ) -> Decision[float]:
     """The decision in floats; see the module for the formula.
 
@@ -58,18 +62,24 @@ def decide_on_host(
         unit: What they carry: scale times divisor over nominal.
         max_norm: Limit of the true norm, or ``None``.
         grads: The gradients, looked at only where dividing them could overflow.
+        norm_to_clip: The norm that is limited, where it is over more gradients than these.
     """
     grad_norm = scaled_norm / unit
     if not math.isfinite(grad_norm):
         return Decision(1.0, grad_norm, 1.0, unit)
-    clip_coef = 1.0 if max_norm is None else min(1.0, max_norm / (grad_norm + _CLIP_EPS))
+    limited = grad_norm if norm_to_clip is None else norm_to_clip
+    clip_coef = 1.0 if max_norm is None else min(1.0, max_norm / (limited + _CLIP_EPS))
     multiplier = unit / clip_coef
     overflows = _would_overflow(grad_norm * clip_coef, multiplier, grads)
     return Decision(float(overflows), grad_norm, clip_coef, multiplier)
 
 
 def decide_on_device(
-    scaled_norm: Tensor, unit: Tensor, max_norm: float | None, grads: Sequence[Tensor]
+    scaled_norm: Tensor,
+    unit: Tensor,
+    max_norm: float | None,
+    grads: Sequence[Tensor],
+    norm_to_clip: Tensor | None = None,
 ) -> Decision[Tensor]:
     """The decision in device tensors; nothing waits.
 
@@ -78,11 +88,13 @@ def decide_on_device(
         unit: 0-d float64 on the same device.
         max_norm: Limit of the true norm, or ``None``.
         grads: Only their dtypes are looked at.
+        norm_to_clip: 0-d float64, as for `decide_on_host`.
     """
     grad_norm = scaled_norm / unit
     coef = torch.ones_like(grad_norm)
     if max_norm is not None:
-        coef = (max_norm / (grad_norm + _CLIP_EPS)).clamp(max=1.0)
+        limited = grad_norm if norm_to_clip is None else norm_to_clip
+        coef = (max_norm / (limited + _CLIP_EPS)).clamp(max=1.0)
     multiplier = unit / coef
     # the norm bounds every element, so an element overflows only if the norm does
     limit = min(torch.finfo(dtype).max for dtype in {grad.dtype for grad in grads})

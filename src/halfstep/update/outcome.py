@@ -114,6 +114,11 @@ class StepOutcome:
         return rates[0] if len(rates) == 1 else rates
 
     @property
+    def per_optimizer(self) -> dict[str, StepRecord]:
+        """Each optimizer's own record, by name; a single one is called ``"optimizer"``."""
+        return self.record.per_optimizer or {"optimizer": self.record}
+
+    @property
     def consumed(self) -> float:
         """Divisor units of all committed updates."""
         return self.record.consumed

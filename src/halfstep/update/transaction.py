@@ -4,87 +4,59 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 
-from halfstep.records import (
-    BadTypeError,
-    BadValueError,
-    CallOrderError,
-    NonFiniteGradientError,
-    ScaleCollapse,
-    StepRecord,
-)
-from halfstep.records.step import Reason
-from halfstep.update.adapter import OptimizerAdapter
-from halfstep.update.attempt import Attempt, Numbers, reason_for
-from halfstep.update.gradients import GradientCollector, non_finite_parameters, values_of
+from halfstep.records import CallOrderError, NonFiniteGradientError, ScaleCollapse, StepRecord
+from halfstep.update.attempt import Attempt, Numbers
+from halfstep.update.clipping import Joint
+from halfstep.update.combine import combine
+from halfstep.update.counters import Counters
+from halfstep.update.decided import Verdict, decide
+from halfstep.update.lane import Lane, Share
 from halfstep.update.loss_scale import LossScale
-from halfstep.update.multiplier import Decision, decide_on_device, decide_on_host, divide_
-from halfstep.update.norm import GradientNorm
 from halfstep.update.outcome import StepOutcome
-from halfstep.update.readback import Number, Readback, on_device, pack, read_now
+from halfstep.update.readback import Number, Readback, pack
+from halfstep.update.scale_updates import ScaleUpdates
+from halfstep.update.undecided import decide_later
 from halfstep.update.window import Window
 
 logger = logging.getLogger("halfstep")
 
-Clip = Callable[[list[Tensor]], object]
-
 
 @dataclass
-class Counters:
-    """What a run has done so far.
+class _Result:
+    """How one optimizer's attempt ended.
 
     Attributes:
-        attempts: Steps, skipped ones included.
-        num_updates: Steps that moved the parameters.
-        consumed: Sum of divisors over those.
-        nominal: The power of two near the first divisor, by which LossSums are divided in
-            backward so that FP16 keeps its range; 0 before the first LossSum.
+        share: What was attempted.
+        attempt: What was known at its launch.
+        numbers: Its numbers.
+        reason: Why nothing moved, or ``None``.
+        next_scale: Loss scale of the next window; left on the device until it is looked at.
+        consumed: Of the lane, this attempt included.
     """
 
-    attempts: int = 0
-    num_updates: int = 0
+    share: Share
+    attempt: Attempt
+    numbers: Numbers
+    reason: str | None
+    next_scale: Number
     consumed: float = 0.0
-    nominal: float = 0.0
 
-    def nominal_for(self, divisor: float | Tensor) -> float:
-        """The power of two near the run's first positive divisor, fixed from then on.
+    @property
+    def divisor(self) -> float:
+        return self.numbers.weight if self.attempt.has_divisor else 0.0
 
-        A loss summed over 4,096 tokens at S = 2^16 overflows in FP16 where its mean would not, so
-        backward divides by this and the update corrects exactly.
-
-        Syncs: once per run, for a device tensor.
-        """
-        if not self.nominal:
-            first = float(divisor)
-            if not 0 < first < math.inf:
-                return 1.0
-            self.nominal = 2.0 ** round(math.log2(first))
-        return self.nominal
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The gradients of a window in three numbers.
-
-    Attributes:
-        norm: 2-norm of the gradients as backward left them.
-        unit: What they carry: scale times divisor over nominal.
-        left_by_clip: 2-norm after the user's clip callable, where there is one.
-    """
-
-    norm: Number
-    unit: Number
-    left_by_clip: Number | None = None
+    def record(self) -> StepRecord:
+        next_scale = float(self.next_scale)
+        return self.attempt.record(self.numbers, self.reason, next_scale, self.consumed)
 
 
 class Update:
-    """Scale, check, clip, step, scale update and commit for one optimizer.
+    """Scale, check, clip, step, scale update and commit for one optimizer, or several together.
 
     In pseudo-code, on the host::
 
@@ -95,60 +67,41 @@ class Update:
         loss scale takes note, unless divisor == 0
         gradients = None
 
-    On an accelerator with a fused optimizer the same happens without the host: the kernel holds
-    by itself on `found_inf`, and the commit follows when the next update is launched or when
+    On an accelerator with fused optimizers the same happens without the host: the kernels hold
+    by themselves on `found_inf`, and the commit follows when the next update is launched or when
     somebody looks at the outcome.
 
     Args:
-        optimizer: Any optimizer whose step needs no closure.
-        loss_scale: See `as_loss_scale`.
-        max_norm: Limit of the true gradient norm, or ``None``.
-        clip: A callable on the parameters with their true gradients instead.
-        fuse: See `OptimizerAdapter`.
-        names: ``id(parameter)`` to name, for messages.
+        lanes: One per optimizer.
+        joint: A limit of the norm over all optimizers that step together.
+        overflow: ``"together"``: where one has to hold, all do; ``"independent"``.
         stop_at_non_finite: Raise `NonFiniteGradientError` instead of skipping.
-        on_commit: Called after each committed update with the number of updates and the consumed
-            total.
-        on_skip: Called when a window moves nothing, with 1.0; for an update that the kernel
-            decides, at its launch with the undecided 0-d `found_inf`.
+        on_commit: Called after each committed update with the lanes that moved.
+        on_hold: Called when something may have to be put back, with 1.0 for every lane of the
+            step that holds and 0.0 for the others; for an update that the kernels decide, at its
+            launch with undecided 0-d tensors.
     """
 
     def __init__(
         self,
-        optimizer: Optimizer,
-        loss_scale: LossScale,
+        lanes: Sequence[Lane],
         *,
-        max_norm: float | None = None,
-        clip: Clip | None = None,
-        fuse: str | bool = "auto",
-        names: Mapping[int, str] | None = None,
+        joint: Joint | None = None,
+        overflow: str = "together",
         stop_at_non_finite: bool = False,
-        on_commit: Callable[[int, float], None] | None = None,
-        on_skip: Callable[[float | Tensor], None] | None = None,
+        on_commit: Callable[[Sequence[Lane]], None] | None = None,
+        on_hold: Callable[[Mapping[Lane, Number]], None] | None = None,
     ) -> None:
-        _check_clipping(max_norm, clip)
-        self.loss_scale = loss_scale
+        self.lanes = list(lanes)
         self.counters = Counters()
-        self._optimizer = optimizer
-        self._adapter = OptimizerAdapter(optimizer, fuse)
-        self._collector = GradientCollector(optimizer)
-        self._norm = GradientNorm()
-        self._max_norm = max_norm
-        self._clip = clip
-        self._names = dict(names or {})
+        self._joint = joint
+        self._together = overflow == "together"
         self._stop_at_non_finite = stop_at_non_finite
-        self._on_commit = on_commit
-        self._on_skip: Callable[[float | Tensor], None] = on_skip or (lambda found_inf: None)
+        self._on_commit: Callable[[Sequence[Lane]], None] = on_commit or (lambda lanes: None)
+        self._on_hold: Callable[[Mapping[Lane, Number]], None] = on_hold or (lambda held: None)
+        self._scale_updates = ScaleUpdates()
         self._unsettled: StepOutcome | None = None
-        self._has_warned_of_zeros = False
-
-    def parameters(self) -> list[Tensor]:
-        """Every parameter of the optimizer."""
-        return self._collector.all_parameters()
-
-    def clear_gradients(self) -> None:
-        """Set every gradient to ``None``."""
-        self._collector.clear()
+        self._said: set[str] = set()
 
     def settle(self) -> None:
         """Commit the previous step if the host has not done so yet.
@@ -158,240 +111,191 @@ class Update:
         if (outcome := self._unsettled) is not None:
             outcome.settle()
 
-    def unscale_(self, window: Window) -> None:
-        """Make ``.grad`` the true gradients: unscaled and normalised, not clipped.
+    def abort(self) -> None:
+        """Drop every open window and its gradients."""
+        for lane in self.lanes:
+            lane.drop_window()
+        self._tell_loss_scales()
 
-        Syncs: no.
-        """
-        grads = self._collector.collect()[1]
-        unit = self._unit(window)
-        if isinstance(unit, Tensor):
-            harmless = torch.where(unit == 0, 1.0, unit)  # an empty window is dropped anyway
-            torch._foreach_div_([values_of(grad) for grad in grads], harmless.float())
-        elif unit and grads:
-            divide_(grads, unit)
-        window.true_gradients = True
+    def run(self, lanes: Sequence[Lane]) -> StepOutcome:
+        """One step over the windows of some lanes, each with at least one micro-batch.
 
-    def run(self, window: Window) -> StepOutcome:
-        """One step over a window that has at least one micro-batch.
-
-        The gradients are ``None`` afterwards: after an update, a skip and an error.
+        Windows and gradients are gone afterwards: after an update, a skip and an error.
 
         Raises:
             CallOrderError: No parameter has a gradient.
             NonFiniteGradientError: ``stop_at_non_finite`` and a gradient is not finite.
             ScaleCollapse: One skip in a row too many.
 
-        Syncs: once, unless the optimizer can skip by itself (fused, on an accelerator).
+        Syncs: once, unless all optimizers can skip by themselves (fused, on an accelerator).
         """
         try:
             self.settle()
-            params, grads = self._collector.collect()
-            if not grads:
-                raise CallOrderError(
-                    "no parameter of the optimizer received a gradient in this window"
-                    f" ({self._some_names()}): either the loss does not depend on them, or"
-                    " zero_grad() was called after backward."
-                )
-            measured = self._measure(window, params, grads)
-            if self._may_defer(measured, params):
-                return self._step_undecided(window, params, grads, measured)
-            if measured.left_by_clip is not None:
-                params, grads = self._collector.collect()  # the callable may have replaced some
-            return self._step_decided(window, params, grads, measured)
+            shares = self._shares(lanes)
+            for lane in lanes:
+                lane.window = Window()  # closed: its loss scale may move
+            if self._may_defer(shares):
+                return self._step_undecided(shares)
+            return self._step_decided(shares)
         finally:
-            self._collector.clear()
+            for lane in lanes:
+                lane.drop_window()
             torch.clear_autocast_cache()  # it holds casts of the weights as they were
 
-    def _measure(self, window: Window, params: list[Tensor], grads: list[Tensor]) -> Measured:
-        norm, unit = self._norm(grads, key=params), self._unit(window)
-        known_bad = isinstance(norm, float) and not math.isfinite(norm)
-        if self._clip is None or known_bad or (isinstance(unit, float) and unit == 0):
-            return Measured(norm, unit)
-        self.unscale_(window)
-        self._clip(params)
-        return Measured(norm, unit, self._norm(self._collector.collect()[1]))
+    def _shares(self, lanes: Sequence[Lane]) -> list[Share]:
+        shares = [lane.measure() for lane in lanes]
+        for lane in [share.lane for share in shares if not share.grads]:
+            which = f" {lane.name!r}" if len(self.lanes) > 1 else ""
+            text = (
+                f"no parameter of the optimizer{which} received a gradient in this window"
+                f" ({lane.some_names()}): either the loss does not depend on them, or"
+                " zero_grad() was called after backward"
+            )
+            if not any(share.grads for share in shares):
+                raise CallOrderError(f"{text}.")
+            self._warn_once(lane.name, "%s; it was not stepped (said once)", text)
+        return shares
 
-    def _unit(self, window: Window) -> float | Tensor:
-        if window.true_gradients:
-            return 1.0
-        weight = window.weight / window.nominal
-        scale = self.loss_scale.value
-        if isinstance(weight, Tensor) or scale.device.type != "cpu":
-            return scale.double() * weight
-        return float(scale) * weight
+    def _may_defer(self, shares: Sequence[Share]) -> bool:
+        return not self._stop_at_non_finite and all(share.can_wait for share in shares)
 
-    def _may_defer(self, measured: Measured, params: list[Tensor]) -> bool:
-        scale = self.loss_scale
-        return (
-            isinstance(measured.norm, Tensor)
-            and self._clip is None
-            and not self._stop_at_non_finite
-            # near the end of the rope the host looks, so that the error can name parameters
-            and scale.num_consecutive_skips < scale.max_consecutive_skips - 1
-            and self._adapter.can_skip_itself(params)
-        )
+    def _step_decided(self, shares: Sequence[Share]) -> StepOutcome:
+        """The host decides."""
+        verdicts = decide(shares, self._joint, self._together)
+        held = {v.share.lane: float(v.reason is not None) for v in verdicts}
+        if any(held.values()):
+            self._on_hold(held)
+        if self._stop_at_non_finite:
+            self._raise_if_non_finite(verdicts)
+        attempts = [v.share.attempt() for v in verdicts]
+        for v in verdicts:
+            if v.reason is None:
+                if v.decision.grad_norm == 0:
+                    self._warn_once(
+                        "zero gradients",
+                        "update %d: every gradient is exactly 0; was zero_grad(set_to_none=False)"
+                        " called after backward? (said once)",
+                        v.share.lane.counters.num_updates + 1,
+                    )
+                v.share.apply(v.decision.multiplier, None)
+        for v in verdicts:
+            finite = v.reason != "non_finite"
+            counts = float(v.reason in (None, "non_finite"))
+            self._scale_updates.note(v.share.lane.loss_scale, float(not finite), counts)
+        self._tell_loss_scales()
+        results = [
+            _Result(v.share, attempt, v.numbers, v.reason, _next_scale(v))
+            for v, attempt in zip(verdicts, attempts, strict=True)
+        ]
+        return self._commit(results)
 
-    def _step_decided(
-        self, window: Window, params: list[Tensor], grads: list[Tensor], measured: Measured
-    ) -> StepOutcome:
-        """The step of an optimizer that cannot skip by itself: the host decides."""
-        left = measured.norm if measured.left_by_clip is None else measured.left_by_clip
-        norm, unit, norm_left, scale, loss, weight, *metrics = read_now(
-            [measured.norm, measured.unit, left, self.loss_scale.value, *window.sums()]
-        )
-        _check_total(weight)
-        if weight == 0:
-            decision = Decision(0.0, math.nan, 1.0, 1.0)
-        elif measured.left_by_clip is None or not math.isfinite(norm):
-            decision = decide_on_host(norm, unit, self._max_norm, grads)
-        else:
-            checked = decide_on_host(norm_left, 1.0, None, grads)
-            coef = min(1.0, norm_left * unit / norm) if norm else 1.0
-            decision = replace(checked, grad_norm=norm / unit, clip_coef=coef)
-        reason = reason_for(decision.found_inf, weight)
-        if reason is not None:
-            self._on_skip(1.0)
-        if reason == "non_finite" and self._stop_at_non_finite:
-            raise self._non_finite_error(scale, loss)
-        attempt = Attempt.of(self.counters.attempts + 1, self._optimizer, window)
-        if reason is None:
-            self._adapter.apply(params, grads, decision.multiplier, None)
-        next_scale = self._advance_loss_scale(reason, scale)
-        if norm == 0 and reason is None:
-            self._warn_of_zero_gradients()
-        consumed = self._commit(reason, weight, attempt)
-        numbers = Numbers(decision.grad_norm, decision.clip_coef, scale, loss, weight, metrics)
-        outcome = StepOutcome(lambda: attempt.record(numbers, reason, float(next_scale), consumed))
-        self._observe(reason, scale, outcome)
-        return outcome
-
-    def _step_undecided(
-        self, window: Window, params: list[Tensor], grads: list[Tensor], measured: Measured
-    ) -> StepOutcome:
-        """The step of a fused optimizer on an accelerator: the kernel decides, nothing waits."""
-        assert isinstance(measured.norm, Tensor)
-        norm = measured.norm
-        unit = on_device(measured.unit, norm.device)
-        decision = decide_on_device(norm, unit, self._max_norm, grads)
-        attempt = Attempt.of(self.counters.attempts + 1, self._optimizer, window)
-        self._adapter.apply(params, grads, decision.multiplier, decision.found_inf)
-        self._on_skip(decision.found_inf)
-        scale = self.loss_scale.value.clone()
-        self._advance_loss_scale_on_device(decision.found_inf, window.weight)
-        facts = [decision.found_inf, decision.grad_norm, decision.clip_coef, scale]
-        readback = Readback(pack([*facts, self.loss_scale.value, *window.sums()], norm.device))
+    def _step_undecided(self, shares: Sequence[Share]) -> StepOutcome:
+        """The kernels decide, nothing waits."""
+        pending = decide_later(shares, self._joint, self._together)
+        attempts = [share.attempt() for share in shares]
+        for p in pending:
+            p.share.apply(p.decision.multiplier, p.held)
+        self._on_hold({p.share.lane: p.held for p in pending})
+        for p in pending:
+            scale = p.share.lane.loss_scale
+            self._scale_updates.note(scale, p.decision.found_inf, p.counts())
+        self._tell_loss_scales()
+        rows = [
+            [*p.facts(), p.share.lane.loss_scale.value, *p.share.window.sums()] for p in pending
+        ]
+        home = pending[0].held.device
+        readback = Readback(pack([value for row in rows for value in row], home))
 
         def settle() -> StepRecord:
             self._unsettled = None
-            found_inf, grad_norm, coef, scale, next_scale, loss, weight, *metrics = readback.wait()
-            _check_total(weight)
-            reason = reason_for(found_inf, weight)
-            consumed = self._commit(reason, weight, attempt)
-            numbers = Numbers(grad_norm, coef, scale, loss, weight, metrics)
-            record = attempt.record(numbers, reason, next_scale, consumed)
-            self._observe(reason, scale, StepOutcome(lambda: record))
-            return record
+            values, results = iter(readback.wait()), []
+            for p, attempt, row in zip(pending, attempts, rows, strict=True):
+                numbers, reason, next_scale = p.read([next(values) for _ in row])
+                results.append(_Result(p.share, attempt, numbers, reason, next_scale))
+            return self._commit(results).record
 
         self._unsettled = StepOutcome(settle)
         return self._unsettled
 
-    def _commit(self, reason: Reason | None, weight: float, attempt: Attempt) -> float:
-        """Move the counters and whatever hangs on them; returns the consumed total."""
-        counters = self.counters
-        counters.attempts = attempt.number
-        if reason is None:
-            counters.num_updates += 1
-            counters.consumed += weight if attempt.has_divisor else 0.0
-            if self._on_commit is not None:
-                self._on_commit(counters.num_updates, counters.consumed)
-        return counters.consumed
+    def _commit(self, results: Sequence[_Result]) -> StepOutcome:
+        """Move the counters and whatever hangs on them."""
+        moved = [result.share.lane for result in results if result.reason is None]
+        for result in results:
+            counters = result.share.lane.counters
+            counters.count(result.reason is None, result.divisor)
+            result.consumed = counters.consumed
+        windows = {tuple(r.share.window.micro_batches): r.divisor for r in results}
+        self.counters.count(bool(moved), sum(windows.values()))
+        if moved:
+            self._on_commit(moved)
+        number, consumed = self.counters.attempts, self.counters.consumed
+        outcome = StepOutcome(
+            results[0].record
+            if len(self.lanes) == 1
+            else lambda: combine(
+                {r.share.lane.name: r.record() for r in results},
+                [tuple(r.share.window.micro_batches) for r in results],
+                number,
+                consumed,
+            )
+        )
+        self._observe(results, outcome)
+        return outcome
 
-    def _advance_loss_scale(self, reason: Reason | None, scale_now: float) -> Number:
-        """Let the scale take note of a decided window; returns the next scale, unread."""
-        scale = self.loss_scale
-        if reason != "empty_window":
-            found_inf = 0.0 if reason is None else 1.0
-            device = scale.value.device
-            scale.adjust(torch.full((), found_inf, dtype=torch.float32, device=device))
-        if scale.value.device.type == "cpu":
-            return float(scale.value)
-        return scale.value.clone() if scale.device_state() else scale_now
+    def _tell_loss_scales(self) -> None:
+        self._scale_updates.tell(
+            lane.loss_scale for lane in self.lanes if lane.window.num_micro_batches
+        )
 
-    def _advance_loss_scale_on_device(self, found_inf: Tensor, weight: Number) -> None:
-        """The same for a window that may turn out to be empty, or not finite."""
-        scale = self.loss_scale
-        found_inf = found_inf.to(scale.value.device)
-        if not isinstance(weight, Tensor):
-            if weight:
-                scale.adjust(found_inf)
-            return
-        before = [tensor.clone() for tensor in scale.device_state()]
-        scale.adjust(found_inf)
-        for tensor, old in zip(scale.device_state(), before, strict=True):
-            tensor.copy_(torch.where(weight.to(tensor.device) == 0, old, tensor))
-
-    def _observe(self, reason: Reason | None, scale: float, outcome: StepOutcome) -> None:
-        if reason == "empty_window":
-            return
+    def _observe(self, results: Sequence[_Result], outcome: StepOutcome) -> None:
+        """Let loss scales and lanes count their skips."""
+        by_scale: dict[LossScale, list[_Result]] = {}
+        for result in results:
+            if result.reason in (None, "non_finite"):
+                by_scale.setdefault(result.share.lane.loss_scale, []).append(result)
         try:
-            self.loss_scale.observe(reason is not None, scale)
+            for scale, group in by_scale.items():
+                skipped = any(result.reason is not None for result in group)
+                scale.observe(skipped, group[0].numbers.scale)
+                if sum(lane.loss_scale is scale for lane in self.lanes) > 1:
+                    for result in group:
+                        result.share.lane.observe(result.reason is not None, result.numbers.scale)
         except ScaleCollapse as collapse:
+            names = [
+                name
+                for result in results
+                if result.reason == "non_finite"
+                for name in result.share.lane.bad_parameters()
+            ]
             raise ScaleCollapse(
-                collapse.num_skips, collapse.scales, self._bad_parameters(), outcome.record
+                collapse.num_skips, collapse.scales, names, outcome.record
             ) from None
 
-    def _warn_of_zero_gradients(self) -> None:
-        if not self._has_warned_of_zeros:
-            self._has_warned_of_zeros = True
-            logger.warning(
-                "update %d: every gradient is exactly 0; was zero_grad(set_to_none=False) called"
-                " after backward? (said once)",
-                self.counters.num_updates + 1,
-            )
+    def _warn_once(self, key: str, text: str, *values: object) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning(text, *values)
 
-    def _non_finite_error(self, scale: float, loss: float) -> NonFiniteGradientError:
-        names = self._bad_parameters()
+    def _raise_if_non_finite(self, verdicts: Sequence[Verdict]) -> None:
+        bad = [v for v in verdicts if v.reason == "non_finite"]
+        if not bad:
+            return
+        names = [name for v in bad for name in v.share.lane.bad_parameters()]
+        total = sum(len(v.share.lane.parameters()) for v in verdicts)
+        loss, scale = bad[0].numbers.loss_total, bad[0].numbers.scale
         kind = "finite" if math.isfinite(loss) else f"{loss}, not finite itself"
-        return NonFiniteGradientError(
+        raise NonFiniteGradientError(
             f"a gradient is not finite at loss scale {scale:g}, first in {names[0]}"
-            f" ({len(names)} of {len(self.parameters())} parameters); the loss was {kind}."
+            f" ({len(names)} of {total} parameters); the loss was {kind}."
             " Nothing was updated."
             " diagnose='never' would skip this window and go on.",
             names,
         )
 
-    def _bad_parameters(self) -> list[str]:
-        names = non_finite_parameters(self._names, self.parameters())
-        return names or ["a gradient that overflows when it is unscaled"]
 
-    def _some_names(self) -> str:
-        names = [self._names.get(id(p), "unnamed") for p in self.parameters()]
-        return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _check_total(weight: float) -> None:
-    """Device divisors are checked here, where the host first sees their sum."""
-    if not (math.isfinite(weight) and weight >= 0):
-        raise BadValueError(
-            f"the divisors of this window add up to {weight}; each must be finite and not"
-            " negative. Nothing was updated."
-        )
-
-
-def _check_clipping(max_norm: object, clip: object) -> None:
-    if clip is not None and max_norm is not None:
-        raise BadValueError(
-            "max_norm and clip are two ways to clip; give one of them. A clip callable receives"
-            " the parameters with their true gradients."
-        )
-    if clip is not None and not callable(clip):
-        raise BadTypeError(f"clip must be a callable, got {type(clip).__name__}.")
-    if max_norm is None:
-        return
-    if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)):
-        raise BadTypeError(f"max_norm must be a number, got {type(max_norm).__name__}.")
-    if not max_norm > 0:
-        raise BadValueError(
-            f"max_norm must be > 0, got {max_norm}; every update would be 0. Use None to not clip."
-        )
+def _next_scale(verdict: Verdict) -> Number:
+    """The next scale; where it may have moved on a device it stays there until it is read."""
+    scale = verdict.share.lane.loss_scale
+    if scale.value.device.type == "cpu":
+        return float(scale.value)
+    return scale.value.clone() if scale.device_state() else verdict.numbers.scale

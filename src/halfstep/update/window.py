@@ -18,7 +18,7 @@ class Window:
     """Sums over the micro-batches since the last step.
 
     Attributes:
-        num_micro_batches: How many backward passes.
+        micro_batches: The numbers of its backward calls in the run.
         loss_total: Sum of the unscaled losses, on the device.
         divisor: Sum of divisors; ``None`` while all losses are means.
         nominal: The power of two that the losses were divided by in backward.
@@ -27,13 +27,18 @@ class Window:
         true_gradients: Whether ``.grad`` holds unscaled, normalised gradients already.
     """
 
-    num_micro_batches: int = 0
+    micro_batches: list[int] = field(default_factory=list)
     loss_total: Tensor | None = None
     divisor: Divisor | None = None
     nominal: float = 1.0
     metrics: dict[str, Tensor] = field(default_factory=dict)
     has_gradients: bool = False
     true_gradients: bool = False
+
+    @property
+    def num_micro_batches(self) -> int:
+        """How many backward passes; 0 while the window is not open."""
+        return len(self.micro_batches)
 
     @property
     def weight(self) -> Divisor:
@@ -54,15 +59,24 @@ class Window:
                 " micro-batch."
             )
 
-    def add(self, loss: Tensor, divisor: Divisor | None, metrics: dict[str, Tensor]) -> None:
-        """Count one micro-batch."""
+    def add(
+        self, loss: Tensor, divisor: Divisor | None, metrics: dict[str, Tensor], number: int = 0
+    ) -> None:
+        """Count one micro-batch.
+
+        Args:
+            loss: Unscaled, not yet divided.
+            divisor: Of the loss; ``None`` for a mean.
+            metrics: Extra sums.
+            number: Of the backward call, which several windows may share.
+        """
         detached = loss.detach()
         self.loss_total = detached if self.loss_total is None else self.loss_total + detached
         if divisor is not None:
             self.divisor = divisor if self.divisor is None else self.divisor + divisor
         for name, value in metrics.items():
             self.metrics[name] = self.metrics[name] + value if name in self.metrics else value
-        self.num_micro_batches += 1
+        self.micro_batches.append(number)
 
 
 def checked_divisor(divisor: object) -> Divisor:
@@ -90,3 +104,12 @@ def checked_divisor(divisor: object) -> Divisor:
             " the loss was summed over (valid tokens, samples)."
         )
     return divisor
+
+
+def check_total(weight: float) -> None:
+    """Refuse a window whose divisors cannot be; device divisors are first seen here."""
+    if not (math.isfinite(weight) and weight >= 0):
+        raise BadValueError(
+            f"the divisors of this window add up to {weight}; each must be finite and not"
+            " negative. Nothing was updated."
+        )

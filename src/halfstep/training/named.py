@@ -1,0 +1,86 @@
+"""Settings that may be one thing, or one for each of several optimizers by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from halfstep.records import BadTypeError, BadValueError, CallOrderError
+
+T = TypeVar("T")
+
+
+def as_named(setting: str, value: T | Mapping[str, T]) -> dict[str, T]:
+    """Things by name: a mapping as it is, a single one under the name of its setting.
+
+    Args:
+        setting: ``"model"`` or ``"optimizer"``.
+        value: One, or several by name.
+
+    Raises:
+        BadValueError: An empty mapping.
+        BadTypeError: A name that is no string.
+    """
+    if not isinstance(value, Mapping):
+        return {setting: value}
+    if not value:
+        raise BadValueError(f"{setting} got an empty mapping; give at least one.")
+    for name in value:
+        if not isinstance(name, str):
+            raise BadTypeError(f"the names of a {setting} mapping must be strings, got {name!r}.")
+    return dict(value)
+
+
+def for_each(
+    setting: str, value: Any, names: Collection[str], default: Any = None
+) -> dict[str, Any]:
+    """A setting for every name: the same for all, or what a mapping says.
+
+    Args:
+        setting: For the message.
+        value: One for all, or a mapping that may leave names out.
+        names: Of the optimizers, or of the models.
+        default: For names that a mapping leaves out.
+
+    Raises:
+        BadValueError: The mapping has a name that is none of them.
+    """
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(names, value)
+    for name in value:
+        check_name(setting, name, names)
+    return {name: value.get(name, default) for name in names}
+
+
+def check_name(setting: str, name: object, names: Collection[str]) -> None:
+    """Refuse a name that is not among `names`, with the nearest one."""
+    if name in names:
+        return
+    near = difflib.get_close_matches(str(name), list(names), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise BadValueError(
+        f"{setting} names {name!r}, this engine has {', '.join(map(repr, names))}{hint}"
+    )
+
+
+def the_only(what: str, plural: str, values: Iterable[T], names: Collection[str]) -> T:
+    """The single value, where there is one.
+
+    Raises:
+        CallOrderError: There are several; the text says how to get at each.
+    """
+    found = list({id(value): value for value in values}.values())
+    if len(found) == 1:
+        return found[0]
+    raise CallOrderError(
+        f"this engine has several: engine.{what} is not one. Use engine.{plural}[name], with a"
+        f" name of {', '.join(map(repr, names))}."
+    )
+
+
+def check_word(setting: str, value: object, words: Sequence[str]) -> None:
+    """Refuse a value that is none of a setting's words."""
+    if value not in words:
+        known = ", ".join(repr(word) for word in words[:-1]) + f" or {words[-1]!r}"
+        raise BadValueError(f"{setting} must be {known}, got {value!r}.")

@@ -1,0 +1,170 @@
+"""`veto=`: conditions of the user's that hold an update although its gradients are finite.
+
+They see tensors on the device and answer with one, so that they join the decision without a wait.
+A new ready-made condition goes here; any callable on `Facts` will do in a user's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.records import BadTypeError, BadValueError
+
+__all__ = ["Facts", "NormSpike", "norm_spike"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a condition may look at; 0-d float64 tensors on the device of the gradients.
+
+    Attributes:
+        grad_norm: True 2-norm before clipping.
+        loss: Mean loss of the window.
+        loss_scale: What the window used.
+    """
+
+    grad_norm: Tensor
+    loss: Tensor
+    loss_scale: Tensor
+
+
+Condition = Callable[[Facts], "Tensor | bool"]
+
+
+class NormSpike:
+    """Holds an update whose gradient norm is far above those before it; made by `norm_spike`."""
+
+    __name__ = "norm_spike"
+
+    def __init__(self, factor: float, decay: float, warmup: int, patience: int) -> None:
+        self._factor, self._decay = factor, decay
+        self._warmup, self._patience = warmup, patience
+        self._mean = torch.zeros((), dtype=torch.float64)
+        self._updates = torch.zeros((), dtype=torch.float64)
+        self._in_a_row = torch.zeros((), dtype=torch.float64)
+
+    def __call__(self, facts: Facts) -> Tensor:
+        """Whether to hold, a 0-d tensor of bool; nothing waits."""
+        self._to(facts.grad_norm.device)
+        is_spike = facts.grad_norm > self._factor * self._mean
+        return is_spike & (self._updates >= self._warmup) & (self._in_a_row < self._patience)
+
+    def observe(self, facts: Facts, held: Tensor, updated: Tensor) -> None:
+        """Learn from a step.
+
+        Args:
+            facts: As for the call.
+            held: Whether this condition held it; 0-d tensor of bool.
+            updated: Whether the update was made; 0-d tensor of bool.
+        """
+        norm = facts.grad_norm
+        weight = torch.clamp(1 / (self._updates + 1), min=1 - self._decay)
+        weight = torch.where(self._in_a_row >= self._patience, 1.0, weight)  # a new level
+        moved = torch.lerp(self._mean, torch.where(updated, norm, self._mean), weight)
+        self._mean = torch.where(updated, moved, self._mean)
+        self._updates = self._updates + updated
+        self._in_a_row = torch.where(updated, 0.0, self._in_a_row + held)
+
+    def state_dict(self) -> dict[str, float]:
+        """The running mean and counts.
+
+        Syncs: yes.
+        """
+        return {
+            "mean": float(self._mean),
+            "updates": float(self._updates),
+            "in_a_row": float(self._in_a_row),
+        }
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore what `state_dict` returned."""
+        self._mean.fill_(state["mean"])
+        self._updates.fill_(state["updates"])
+        self._in_a_row.fill_(state["in_a_row"])
+
+    def _to(self, device: torch.device) -> None:
+        if self._mean.device != device:
+            self._mean = self._mean.to(device)
+            self._updates = self._updates.to(device)
+            self._in_a_row = self._in_a_row.to(device)
+
+
+def norm_spike(
+    factor: float = 6.0, *, decay: float = 0.98, warmup: int = 20, patience: int = 10
+) -> NormSpike:
+    """A condition that holds an update whose gradient norm is `factor` times the running mean.
+
+    One bad batch can throw a run back by thousands of steps though every number is finite;
+    clipping only shortens that step. The mean is over committed updates, so that a spike does not
+    raise it.
+
+    Args:
+        factor: More than 1.
+        decay: Of the running mean, between 0 and 1.
+        warmup: Committed updates before anything is held; norms fall fast at the start.
+        patience: After so many holds in a row the norm is taken for the new level, and the mean
+            starts from it: a condition must not stop a run for ever.
+
+    Raises:
+        BadValueError: A number outside of these.
+
+    Syncs: no.
+
+    Example:
+        >>> import torch, halfstep as hs
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> engine = hs.Engine(model, optimizer, precision="fp32", veto=hs.veto.norm_spike(6))
+    """
+    if not factor > 1:
+        raise BadValueError(f"factor must be > 1, got {factor}; it would hold ordinary updates.")
+    if not 0 < decay < 1:
+        raise BadValueError(f"decay must be between 0 and 1, got {decay}.")
+    for name, value in (("warmup", warmup), ("patience", patience)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return NormSpike(factor, decay, warmup, patience)
+
+
+def checked_conditions(veto: object) -> list[Condition]:
+    """The conditions that a setting asks for: one callable, or a sequence of them."""
+    found = [veto] if callable(veto) else veto
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise BadTypeError(
+            "veto must be a callable on hs.veto.Facts, or a sequence of them, got"
+            f" {type(veto).__name__}."
+        )
+    for condition in found:
+        if not callable(condition):
+            raise BadTypeError(f"a veto must be callable, got {type(condition).__name__}.")
+    return list(found)
+
+
+def name_of(condition: Condition) -> str:
+    """What a condition is called in an outcome's reason."""
+    return str(getattr(condition, "__name__", type(condition).__name__))
+
+
+def ask(condition: Condition, facts: Facts) -> Tensor:
+    """The condition's answer as a 0-d tensor of bool."""
+    answer = condition(facts)
+    if isinstance(answer, bool):
+        return torch.full((), answer, dtype=torch.bool, device=facts.grad_norm.device)
+    if not isinstance(answer, Tensor) or answer.numel() != 1:
+        raise BadTypeError(
+            f"the veto {name_of(condition)!r} must return a bool or a 0-d tensor, got"
+            f" {type(answer).__name__}."
+        )
+    return answer.detach().reshape(()).to(facts.grad_norm.device).bool()
+
+
+def tell(condition: Condition, facts: Facts, held: Tensor, updated: Tensor) -> None:
+    """Let a condition that learns know how the step ended."""
+    observe: Any = getattr(condition, "observe", None)
+    if observe is not None:
+        observe(facts, held, updated)

@@ -1,0 +1,417 @@
+"""Several optimizers in one engine: windows, decisions, norms and scales by name."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import halfstep as hs
+from snapshots import differences, snapshot
+
+EPS = torch.finfo(torch.float32).eps
+NAMES = ("generator", "discriminator")
+
+
+def networks() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {
+        "generator": nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)),
+        "discriminator": nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1)),
+    }
+
+
+def optimizers(models: dict[str, nn.Module], lr: float = 1.0) -> dict[str, torch.optim.Optimizer]:
+    return {name: torch.optim.SGD(model.parameters(), lr=lr) for name, model in models.items()}
+
+
+def make(**settings: Any) -> hs.Engine:
+    models = networks()
+    settings = {"precision": "fp32", "loss_scale": hs.DynamicLossScale(2.0**8), **settings}
+    return hs.Engine(models, optimizers(models), **settings)
+
+
+def noise(seed: int = 1) -> Tensor:
+    return torch.randn(16, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def generator_loss(models: Any, batch: Tensor) -> Tensor:
+    return F.softplus(-models["discriminator"](models["generator"](batch))).mean()
+
+
+def discriminator_loss(models: Any, batch: Tensor) -> Tensor:
+    fake = models["generator"](batch).detach()
+    return F.softplus(models["discriminator"](fake)).mean()
+
+
+def joint_loss(models: Any, batch: Tensor) -> Tensor:
+    return generator_loss(models, batch) + discriminator_loss(models, batch)
+
+
+def poisoned(name: str) -> Any:
+    """A joint loss whose gradient is NaN in one network only."""
+
+    def loss_fn(models: Any, batch: Tensor) -> Tensor:
+        bad = sum(p.sum() for p in models[name].parameters())
+        return joint_loss(models, batch) + bad * math.nan
+
+    return loss_fn
+
+
+def weights(engine: hs.Engine, name: str) -> list[Tensor]:
+    return [p.detach().clone() for p in engine.models[name].parameters()]
+
+
+def is_equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_alternating_steps_equal_stock_torch_to_the_bit() -> None:
+    # oracle: a stock FP32 loop; powers of two change no bit
+    engine, models = make(), networks()
+    stock = optimizers(models)
+    for seed in range(3):
+        for name, loss_fn in zip(NAMES, (generator_loss, discriminator_loss), strict=True):
+            engine.backward(loss_fn(engine.models, noise(seed)), optimizers=name)
+            assert engine.step(name).updated
+            other = NAMES[1 - NAMES.index(name)]
+            assert all(p.grad is None for p in engine.models[other].parameters())
+            for each in stock.values():
+                each.zero_grad()
+            loss_fn(models, noise(seed)).backward()
+            stock[name].step()
+    for name in NAMES:
+        assert is_equal(weights(engine, name), [p.detach() for p in models[name].parameters()])
+    assert {name: c.num_updates for name, c in engine.counters.items()} == dict.fromkeys(NAMES, 3)
+    assert engine.num_updates == 6
+
+
+def test_window_of_one_optimizer_stays_open_while_another_steps() -> None:
+    engine, models = make(), networks()
+    engine.backward(generator_loss(engine.models, noise(1)), optimizers=("generator",))
+    engine.backward(discriminator_loss(engine.models, noise(2)), optimizers=("discriminator",))
+    engine.step("discriminator")
+    # the generator's second micro-batch sees the discriminator that has moved
+    engine.backward(generator_loss(engine.models, noise(3)), optimizers=("generator",))
+    engine.step("generator")
+    stock = optimizers(models)
+    first = generator_loss(models, noise(1))
+    kept = torch.autograd.grad(first, list(models["generator"].parameters()))
+    discriminator_loss(models, noise(2)).backward()
+    stock["discriminator"].step()
+    stock["generator"].zero_grad()
+    generator_loss(models, noise(3)).backward()
+    for p, grad in zip(models["generator"].parameters(), kept, strict=True):
+        assert p.grad is not None
+        p.grad = (p.grad + grad) / 2
+    stock["generator"].step()
+    for name in NAMES:
+        for ours, theirs in zip(weights(engine, name), models[name].parameters(), strict=True):
+            assert torch.allclose(ours, theirs, rtol=16 * EPS, atol=16 * EPS)
+
+
+@pytest.mark.parametrize("bad", NAMES)
+def test_overflow_in_one_holds_both_together(bad: str) -> None:
+    # C8: stock torch steps the other one
+    engine = make()
+    before = {name: weights(engine, name) for name in NAMES}
+    outcome = engine.train_step([noise()], poisoned(bad))
+    good = NAMES[1 - NAMES.index(bad)]
+    assert (outcome.skipped, outcome.reason) == (True, outcome.record.reason)
+    assert outcome.per_optimizer[bad].reason == "non_finite"
+    assert outcome.per_optimizer[good].reason == "together"
+    assert all(is_equal(before[name], weights(engine, name)) for name in NAMES)
+    assert float(engine.loss_scale.value) == 2.0**7
+
+
+@pytest.mark.parametrize("bad", NAMES)
+def test_overflow_in_one_lets_the_other_step_independently(bad: str) -> None:
+    engine = make(overflow="independent")
+    before = {name: weights(engine, name) for name in NAMES}
+    outcome = engine.train_step([noise()], poisoned(bad))
+    good = NAMES[1 - NAMES.index(bad)]
+    assert outcome.updated
+    assert outcome.per_optimizer[bad].skipped
+    assert outcome.per_optimizer[good].updated
+    assert is_equal(before[bad], weights(engine, bad))
+    assert not is_equal(before[good], weights(engine, good))
+    assert float(engine.loss_scale.value) == 2.0**7  # one update of the scale they share
+    assert f"{bad}: skipped=True reason=non_finite" in str(outcome)
+    assert engine.counters[bad].num_skipped == 1
+    assert engine.counters[good].num_updates == 1
+
+
+def test_joint_norm_clips_both_by_one_factor() -> None:
+    # C8's second half. Oracle: torch's clip_grad_norm_ over both in FP32
+    engine, models = make(max_norm=hs.Joint(0.1)), networks()
+    outcome = engine.train_step([noise()], joint_loss)
+    joint_loss(models, noise()).backward()
+    params = [p for model in models.values() for p in model.parameters()]
+    norm = float(nn.utils.clip_grad_norm_(params, 0.1))
+    for optimizer in optimizers(models).values():
+        optimizer.step()
+    assert outcome.grad_norm == pytest.approx(norm, rel=8 * EPS)
+    coefs = {record.clip_coef for record in outcome.per_optimizer.values()}
+    assert coefs == {outcome.clip_coef}
+    for name in NAMES:
+        for ours, theirs in zip(weights(engine, name), models[name].parameters(), strict=True):
+            assert torch.allclose(ours, theirs, rtol=16 * EPS, atol=16 * EPS)
+
+
+def test_each_optimizer_is_clipped_by_its_own_norm() -> None:
+    engine, models = make(max_norm={"generator": 0.01}), networks()
+    outcome = engine.train_step([noise()], joint_loss)
+    joint_loss(models, noise()).backward()
+    norms = {
+        name: float(nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+        for name, model in models.items()
+    }
+    for name in NAMES:
+        assert outcome.per_optimizer[name].grad_norm == pytest.approx(norms[name], rel=8 * EPS)
+    assert outcome.per_optimizer["generator"].clip_coef < 1
+    assert outcome.per_optimizer["discriminator"].clip_coef == 1
+    assert outcome.grad_norm == pytest.approx(math.hypot(*norms.values()), rel=8 * EPS)
+
+
+def test_shared_scale_moves_once_when_the_last_window_closes() -> None:
+    # oracle: torch's GradScaler.update after both steps
+    engine = make(loss_scale=hs.DynamicLossScale(2.0**8, growth_interval=2))
+    scale = engine.loss_scale
+    for _ in range(2):
+        engine.backward(generator_loss(engine.models, noise()), optimizers="generator")
+        engine.backward(discriminator_loss(engine.models, noise()), optimizers="discriminator")
+        before = float(scale.value)
+        assert engine.step("discriminator").next_loss_scale == before
+        assert float(scale.value) == before  # the generator's gradients carry it
+        engine.step("generator")
+    assert float(scale.value) == 2.0**9
+
+
+def test_overflow_noted_in_a_closed_window_lowers_the_shared_scale_at_the_end() -> None:
+    engine = make()
+    engine.backward(generator_loss(engine.models, noise()), optimizers="generator")
+    bad = discriminator_loss(engine.models, noise()) * math.inf
+    engine.backward(bad, optimizers="discriminator")
+    assert engine.step("discriminator").skipped
+    assert float(engine.loss_scale.value) == 2.0**8
+    assert engine.step("generator").updated
+    assert float(engine.loss_scale.value) == 2.0**7
+
+
+def test_abort_of_the_last_open_window_tells_the_scale_what_the_others_found() -> None:
+    engine = make()
+    engine.backward(generator_loss(engine.models, noise()), optimizers="generator")
+    bad = discriminator_loss(engine.models, noise()) * math.inf
+    engine.backward(bad, optimizers="discriminator")
+    engine.step("discriminator")
+    engine.abort()
+    assert float(engine.loss_scale.value) == 2.0**7
+
+
+def test_scales_of_their_own_move_apart() -> None:
+    scales = {name: hs.DynamicLossScale(2.0**8) for name in NAMES}
+    engine = make(loss_scale=scales)
+    engine.backward(generator_loss(engine.models, noise()), optimizers="generator")
+    bad = discriminator_loss(engine.models, noise()) * math.inf
+    engine.backward(bad, optimizers="discriminator")
+    outcome = engine.step()
+    assert outcome.skipped
+    assert float(scales["discriminator"].value) == 2.0**7
+    assert float(scales["generator"].value) == 2.0**8
+    with pytest.raises(RuntimeError, match=r"engine.loss_scales\[name\]"):
+        engine.loss_scale  # noqa: B018
+    with pytest.raises(RuntimeError, match="have loss scales of their own"):
+        engine.backward(joint_loss(engine.models, noise()))
+
+
+def test_optimizer_that_only_skips_collapses_though_the_other_is_well() -> None:
+    engine = make(
+        loss_scale=hs.DynamicLossScale(2.0**8, max_consecutive_skips=3), overflow="independent"
+    )
+    for _ in range(2):
+        engine.train_step([noise()], poisoned("generator"))
+    with pytest.raises(hs.ScaleCollapse, match=r"3 updates in a row.*generator\.0\.weight"):
+        engine.train_step([noise()], poisoned("generator"))
+
+
+def test_alternating_optimizer_that_only_skips_collapses_too() -> None:
+    engine = make(loss_scale=hs.DynamicLossScale(2.0**8, max_consecutive_skips=3))
+
+    def bad_loss(models: Any, batch: Tensor) -> Tensor:
+        return discriminator_loss(models, batch) * math.nan
+
+    for _ in range(2):
+        assert engine.train_step([noise()], generator_loss, optimizers="generator").updated
+        engine.train_step([noise()], bad_loss, optimizers="discriminator")
+    with pytest.raises(hs.ScaleCollapse, match="3 updates in a row"):
+        engine.train_step([noise()], bad_loss, optimizers="discriminator")
+
+
+def test_schedules_and_averages_follow_their_own_optimizer() -> None:
+    models = networks()
+    opts = optimizers(models)
+    schedules = {
+        name: torch.optim.lr_scheduler.ExponentialLR(opt, 0.5) for name, opt in opts.items()
+    }
+    engine = hs.Engine(
+        models,
+        opts,
+        precision="fp32",
+        loss_scale=2.0**4,
+        schedule=schedules,
+        ema={"generator": 0.9},
+        overflow="independent",
+    )
+    engine.train_step([noise()], joint_loss)
+    before = snapshot(engine.emas["generator"])
+    assert engine.emas["discriminator"] is None
+    engine.train_step([noise()], poisoned("generator"))
+    assert differences(before, snapshot(engine.emas["generator"])) == []
+    assert [opts[name].param_groups[0]["lr"] for name in NAMES] == [0.5, 0.25]
+
+
+def test_single_torch_schedule_belongs_to_its_own_optimizer() -> None:
+    models = networks()
+    opts = optimizers(models)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opts["generator"], 0.5)
+    engine = hs.Engine(models, opts, precision="fp32", schedule=schedule)
+    outcome = engine.train_step([noise()], joint_loss)
+    assert outcome.lr == [1.0, 1.0]
+    assert [opts[name].param_groups[0]["lr"] for name in NAMES] == [0.5, 1.0]
+
+
+def test_two_optimizers_of_one_model_step_together() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    engine = hs.Engine(
+        model,
+        {
+            "matrices": torch.optim.SGD([m.weight for m in (model[0], model[2])], lr=0.1),
+            "vectors": torch.optim.Adam([m.bias for m in (model[0], model[2])], lr=0.1),
+        },
+        precision="bf16",
+        ema=0.9,
+    )
+    outcome = engine.train_step([noise()], lambda model, x: model(x).square().mean())
+    assert outcome.updated
+    assert set(outcome.per_optimizer) == {"matrices", "vectors"}
+    assert engine.model is model
+    assert engine.ema is not None
+    assert int(engine.ema.n_averaged) == 1
+
+
+def test_state_goes_on_bit_for_bit() -> None:
+    def run(engine: hs.Engine, seeds: range) -> None:
+        for seed in seeds:
+            loss_fn = poisoned("generator") if seed == 1 else joint_loss
+            engine.train_step([noise(seed)], loss_fn)
+            engine.train_step([noise(seed)], discriminator_loss, optimizers="discriminator")
+
+    settings = {"max_norm": hs.Joint(0.5), "ema": 0.9, "veto": hs.veto.norm_spike(2, warmup=1)}
+    straight, resumed = make(**settings), make(**settings)
+    run(straight, range(4))
+    owners = [*straight.models.values(), *straight.optimizers.values(), straight]
+    states = [copy.deepcopy(owner.state_dict()) for owner in owners]
+    fresh = [*resumed.models.values(), *resumed.optimizers.values(), resumed]
+    run(resumed, range(7, 9))
+    for owner, state in zip(fresh, states, strict=True):
+        owner.load_state_dict(state)
+    run(straight, range(4, 8))
+    run(resumed, range(4, 8))
+    assert differences(snapshot(*owners), snapshot(*fresh)) == []
+
+
+def test_checkpoint_holds_every_network(tmp_path: Any) -> None:
+    straight, resumed = make(), make()
+    straight.train_step([noise(1)], joint_loss)
+    hs.save_checkpoint(tmp_path / "gan.pt", straight)
+    hs.load_checkpoint(tmp_path / "gan.pt", resumed)
+    for engine in (straight, resumed):
+        engine.train_step([noise(2)], joint_loss)
+    for name in NAMES:
+        assert is_equal(weights(straight, name), weights(resumed, name))
+
+
+def test_optimizer_without_gradients_is_said_and_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # C10: torch raises an AssertionError, after one of them has stepped
+    engine = make()
+    before = weights(engine, "generator")
+    outcome = engine.train_step([noise()], discriminator_loss)
+    assert outcome.updated
+    assert outcome.per_optimizer["generator"].reason == "no_gradient"
+    assert is_equal(before, weights(engine, "generator"))
+    assert "no parameter of the optimizer 'generator' received a gradient" in caplog.text
+    assert engine.counters["generator"].num_updates == 0
+
+
+def test_losses_of_windows_that_differ_are_averaged() -> None:
+    engine = make()
+    engine.backward(generator_loss(engine.models, noise()), optimizers="generator")
+    engine.backward(discriminator_loss(engine.models, noise()), optimizers="discriminator")
+    outcome = engine.step()
+    parts = [record.loss for record in outcome.per_optimizer.values()]
+    assert outcome.loss == pytest.approx(sum(parts) / 2, rel=EPS)
+
+
+def test_gradients_of_one_optimizer_are_named_with_their_model() -> None:
+    engine = make()
+    engine.backward(joint_loss(engine.models, noise()))
+    with engine.gradients("generator") as grads:
+        assert set(grads) == {
+            f"generator.{i}.{kind}" for i in (0, 2) for kind in ("weight", "bias")
+        }
+    assert engine.step().updated
+
+
+def test_buffers_of_a_network_that_was_held_come_back() -> None:
+    models = networks()
+    models["discriminator"] = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    opts = optimizers(models, lr=0.01)
+    engine = hs.Engine(models, opts, precision="fp32", buffers="rollback")
+    before = snapshot(models["discriminator"])
+    bad = noise() * math.nan
+    assert engine.train_step([bad], discriminator_loss, optimizers="discriminator").skipped
+    assert differences(before, snapshot(models["discriminator"])) == []
+    assert engine.train_step([noise()], discriminator_loss, optimizers="discriminator").updated
+    assert differences(before, snapshot(models["discriminator"])) != []
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: make(max_norm={"genrator": 1.0}), "did you mean 'generator'"),
+        (lambda: make(loss_scale={"other": 1.0}), "loss_scale names 'other', this engine has"),
+        (lambda: make(ema={"other": 0.9}), "ema names 'other'"),
+        (lambda: make(overflow="both"), "overflow must be 'together' or 'independent'"),
+        (lambda: make().backward(torch.ones(()), optimizers="x"), "optimizers names 'x'"),
+        (lambda: make().step("generator"), r"step\('generator'\) without backward"),
+        (lambda: make().step(), r"step\(\) without backward"),
+        (lambda: make().model, r"engine.models\[name\], with a name of 'generator'"),
+        (lambda: hs.Engine({}, {}), "model got an empty mapping"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(call: Any, text: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=text):
+        call()
+
+
+def test_parameter_in_two_optimizers_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    twice = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name in ("a", "b")}
+    with pytest.raises(ValueError, match=r"in the optimizers 'a' and 'b'.*twice"):
+        hs.Engine(model, twice, precision="fp32")
+
+
+def test_frozen_optimizer_is_said() -> None:
+    engine = make()
+    engine.models["generator"].requires_grad_(False)
+    loss = discriminator_loss(engine.models, noise())
+    with pytest.raises(ValueError, match="every parameter of 'generator' is frozen"):
+        engine.backward(loss, optimizers="generator")

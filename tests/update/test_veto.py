@@ -1,0 +1,151 @@
+"""`veto=`: conditions that hold an update although its gradients are finite."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from test_deferred import DeviceLane
+from torch import Tensor
+from torch.nn import Parameter
+
+import halfstep as hs
+from halfstep.update import Lane, Update, Window
+from snapshots import differences, snapshot
+from updates import run_update
+
+ROADS = [Lane, DeviceLane]
+
+
+def make(road: type[Lane], *vetoes: Any) -> tuple[Parameter, Update]:
+    p = Parameter(torch.zeros(4))
+    scale = hs.DynamicLossScale(2.0**4, growth_interval=1000)
+    optimizer = torch.optim.AdamW([p], lr=0.1, fused=True)
+    return p, Update([road("optimizer", optimizer, scale, vetoes=vetoes)])
+
+
+def step(p: Parameter, update: Update, norm: float, loss: float = 1.0) -> hs.StepOutcome:
+    """One window whose true gradient norm is `norm`."""
+    scale = float(update.lanes[0].loss_scale.value)
+    p.grad = torch.full((4,), scale * norm / 2)
+    window = Window()
+    window.add(torch.tensor(loss), None, {})
+    return run_update(update, window)
+
+
+def large_norm(facts: hs.veto.Facts) -> Tensor:
+    return facts.grad_norm > 10
+
+
+def large_loss(facts: hs.veto.Facts) -> Tensor:
+    return facts.loss > 100
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_condition_holds_the_update_and_gives_its_reason(road: type[Lane]) -> None:
+    p, update = make(road, large_norm, large_loss)
+    for norm, loss, reason in [
+        (1.0, 1.0, None),
+        (20.0, 1.0, "veto: large_norm"),
+        (1.0, 200.0, "veto: large_loss"),
+        (20.0, 200.0, "veto: large_norm"),
+        (math.inf, 200.0, "non_finite"),
+        (2.0, 2.0, None),
+    ]:
+        assert step(p, update, norm, loss).reason == reason
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_held_update_moves_nothing_not_even_the_loss_scale(road: type[Lane]) -> None:
+    p, update = make(road, large_norm)
+    step(p, update, 1.0)
+    step(p, update, 1.0)
+    lane = update.lanes[0]
+    before = copy.deepcopy((snapshot(lane.optimizer), lane.loss_scale.state_dict(), p.detach()))
+    assert step(p, update, 20.0).skipped
+    after = (snapshot(lane.optimizer), lane.loss_scale.state_dict(), p.detach())
+    assert differences(list(before), list(after)) == []
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_norm_spike_holds_what_is_far_above_the_mean(road: type[Lane]) -> None:
+    # oracle: the mean of the committed norms is 1, so 6 is the limit
+    p, update = make(road, hs.veto.norm_spike(6, warmup=3))
+    assert step(p, update, 1.0).updated
+    assert [step(p, update, norm).updated for norm in (1.0, 1.0, 5.9, 1.0)] == [True] * 4
+    # mean of 1, 1, 1, 5.9, 1
+    limit = 6 * (9.9 / 5)
+    assert step(p, update, limit * 1.01).reason == "veto: norm_spike"
+    assert step(p, update, limit * 0.99).updated
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_norm_spike_does_not_hold_during_its_warmup(road: type[Lane]) -> None:
+    p, update = make(road, hs.veto.norm_spike(2, warmup=3))
+    assert [step(p, update, norm).updated for norm in (1.0, 50.0, 1000.0)] == [True] * 3
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_norm_spike_takes_a_lasting_rise_for_the_new_level(road: type[Lane]) -> None:
+    p, update = make(road, hs.veto.norm_spike(3, warmup=2, patience=4))
+    for _ in range(4):
+        step(p, update, 1.0)
+    assert [step(p, update, 10.0).updated for _ in range(8)] == [False] * 4 + [True] * 4
+
+
+def test_norm_spike_learns_nothing_from_overflows() -> None:
+    p, update = make(Lane, hs.veto.norm_spike(3, warmup=2))
+    for norm in (1.0, 1.0, 1.0):
+        step(p, update, norm)
+    condition = update.lanes[0].vetoes[0]
+    before = condition.state_dict()
+    assert step(p, update, math.inf).reason == "non_finite"
+    assert condition.state_dict() == before
+
+
+def test_state_of_a_condition_travels_with_the_engine() -> None:
+    def engine() -> hs.Engine:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        return hs.Engine(model, optimizer, precision="fp32", veto=hs.veto.norm_spike(3, warmup=2))
+
+    def loss_fn(model: Any, x: Tensor) -> Tensor:
+        return model(x).sum()
+
+    first, second = engine(), engine()
+    for _ in range(3):
+        first.train_step([torch.ones(1, 4)], loss_fn)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    outcomes = [e.train_step([torch.full((1, 4), 9.0)], loss_fn) for e in (first, second)]
+    assert [outcome.reason for outcome in outcomes] == ["veto: norm_spike"] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"factor": 1}, "factor must be > 1"),
+        ({"decay": 1.0}, "decay must be between 0 and 1"),
+        ({"warmup": 0}, "warmup must be a whole number of at least 1"),
+        ({"patience": 1.5}, "patience must be a whole number of at least 1"),
+    ],
+)
+def test_norm_spike_with_numbers_that_cannot_be_is_refused(
+    settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        hs.veto.norm_spike(**settings)
+
+
+def test_what_is_no_condition_is_refused() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for bad in ("norm_spike", 6, [6]):
+        with pytest.raises(TypeError, match="veto must be"):
+            hs.Engine(model, optimizer, precision="fp32", veto=bad)  # type: ignore[arg-type]
+    p, update = make(Lane, lambda facts: 3)
+    with pytest.raises(TypeError, match="must return a bool or a 0-d tensor"):
+        step(p, update, 1.0)
