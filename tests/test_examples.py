@@ -68,6 +68,8 @@ def test_gan_finds_the_equilibrium_in_fp16() -> None:
     means = [float(x) for x in re.findall(r"mean of samples=(\S+)", text)]
     assert discriminator[-1] == pytest.approx(2 * math.log(2), abs=0.1)
     assert means[-1] == pytest.approx(3.0, abs=0.5)
+    assert "discriminator, step 200: skipped, non_finite" in text
+    assert "generator: 400 updates, 0 skipped" in text
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in EXAMPLES.glob("*.py")))

@@ -37,6 +37,16 @@ def _check_model(model: object) -> torch.device:
                 " and its gradients cannot be unscaled. Keep the model in FP32 (model.float())"
                 " and let autocast choose the format of each op."
             )
+    narrow = [name for name, p in trainable if p.dtype is torch.bfloat16]
+    if narrow:
+        logger.warning(
+            "parameter %r is BF16 (%d of %d are): an update below 1/256 of a weight is rounded"
+            " away, 1.0 minus 100 times 1e-4 stays 1.0. Keep the model in FP32 (model.float()) and"
+            " let autocast choose the format of each op",
+            narrow[0],
+            len(narrow),
+            len(trainable),
+        )
     return trainable[0][1].device
 
 
