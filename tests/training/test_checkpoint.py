@@ -179,17 +179,24 @@ def save(engine, number):
 
 
 engine, newest = make(), 0
-save(engine, 0)
+start = time.perf_counter()
+for _ in range(20):
+    save(engine, 0)
+one_save = (time.perf_counter() - start) / 20  # a busy machine is slow in everything
 for _ in range(100):
+    ready, begin = os.pipe()
     child = os.fork()
     if not child:
         number = newest
+        os.write(begin, b"!")
         while True:
             number += 1
             save(engine, number)
-    time.sleep(moments.uniform(0.0, 0.02))
+    os.read(ready, 1)
+    time.sleep(moments.uniform(0.0, 5 * one_save))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    os.close(ready), os.close(begin)
     fresh = make()
     number = hs.load_checkpoint(path, fresh)["number"]
     assert number >= newest, (number, newest)
@@ -210,4 +217,4 @@ def test_process_killed_a_hundred_times_leaves_a_whole_checkpoint(tmp_path: Path
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 100  # saves went on between the kills
+    assert int(done.stdout) > 50  # saves went on between the kills
