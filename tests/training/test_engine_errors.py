@@ -84,9 +84,9 @@ def test_engine_refuses_an_optimizer_that_needs_a_closure() -> None:
 
 
 def test_engine_refuses_what_is_no_model_and_no_optimizer() -> None:
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str"):
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, or a mapping.*got str"):
         hs.Engine("model", None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got float"):
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, .*got float"):
         hs.Engine(mlp(), 0.1)  # type: ignore[arg-type]
     frozen = mlp().requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):

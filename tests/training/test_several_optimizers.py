@@ -30,6 +30,10 @@ def optimizers(models: dict[str, nn.Module], lr: float = 1.0) -> dict[str, torch
     return {name: torch.optim.SGD(model.parameters(), lr=lr) for name, model in models.items()}
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def make(**settings: Any) -> hs.Engine:
     models = networks()
     settings = {"precision": "fp32", "loss_scale": hs.DynamicLossScale(2.0**8), **settings}
@@ -391,7 +395,7 @@ def test_buffers_of_a_network_that_was_held_come_back() -> None:
         (lambda: make(ema={"other": 0.9}), "ema names 'other'"),
         (lambda: make(overflow="both"), "overflow must be 'together' or 'independent'"),
         (lambda: make().backward(torch.ones(()), optimizers="x"), "optimizers names 'x'"),
-        (lambda: make().step("generator"), r"step\('generator'\) without backward"),
+        (lambda: make().step("generator"), "without backward.*the window of 'generator' has no"),
         (lambda: make().step(), r"step\(\) without backward"),
         (lambda: make().model, r"engine.models\[name\], with a name of 'generator'"),
         (lambda: hs.Engine({}, {}), "model got an empty mapping"),
@@ -415,3 +419,192 @@ def test_frozen_optimizer_is_said() -> None:
     loss = discriminator_loss(engine.models, noise())
     with pytest.raises(ValueError, match="every parameter of 'generator' is frozen"):
         engine.backward(loss, optimizers="generator")
+
+
+def test_graph_of_a_generator_survives_a_skip_of_the_discriminator() -> None:
+    # the standard loop: one fake batch, detached for one network and used again for the other
+    models = networks()
+    models["generator"] = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    engine = hs.Engine(models, optimizers(models, lr=0.01), precision="fp32", buffers="rollback")
+    with engine.autocast():
+        fake = engine.models["generator"](noise())
+        loss = engine.models["discriminator"](fake.detach()).mean()
+    engine.backward(loss * math.nan, "discriminator")
+    assert engine.step("discriminator").skipped
+    with engine.autocast():
+        loss = engine.models["discriminator"](fake).mean()
+    engine.backward(loss, "generator")
+    assert engine.step("generator").updated
+
+
+def test_skips_at_a_pinned_scale_are_one_try_of_it() -> None:
+    # the discriminator's open window pins the scale, so that the generator cannot be helped yet
+    scale = hs.DynamicLossScale(2.0**8, max_consecutive_skips=3)
+    engine = make(loss_scale=scale)
+    engine.backward(discriminator_loss(engine.models, noise()), "discriminator")
+    for _ in range(10):
+        engine.backward(generator_loss(engine.models, noise()) * math.inf, "generator")
+        assert engine.step("generator").skipped
+    assert engine.step("discriminator").updated
+    assert float(scale.value) == 2.0**7
+    engine.train_step([noise()], poisoned("generator"))
+    with pytest.raises(hs.ScaleCollapse):
+        engine.train_step([noise()], poisoned("generator"))
+
+
+@pytest.mark.parametrize("bad", NAMES)
+def test_reason_of_a_held_step_is_its_cause(bad: str) -> None:
+    outcome = make().train_step([noise()], poisoned(bad))
+    assert outcome.reason == "non_finite"
+    assert f"{bad}: skipped=True reason=non_finite" in str(outcome)
+
+
+@pytest.mark.parametrize("bad", NAMES)
+def test_replay_names_the_op_whichever_optimizer_is_the_cause(bad: str) -> None:
+    engine = make(diagnose="on_skip")
+    outcome = engine.train_step([noise()], poisoned(bad))
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.op == "aten.mul"
+
+
+def test_replay_that_fails_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    calls = iter(range(10))
+
+    def loss_fn(models: Any, batch: Tensor) -> Tensor:
+        if next(calls):
+            raise OSError("the file is gone")
+        return joint_loss(models, batch) * math.nan
+
+    outcome = make(diagnose="on_skip").train_step([noise()], loss_fn)
+    assert outcome.skipped
+    assert outcome.diagnosis is None
+    assert "the replay of a skipped window failed: the file is gone" in caplog.text
+
+
+def test_line_of_a_step_names_the_optimizer() -> None:
+    engine = make()
+    outcome = engine.train_step([noise()], generator_loss, "generator")
+    assert str(outcome).startswith("[step 1 generator] loss=")
+
+
+def test_empty_window_of_one_leaves_the_norm_of_the_other() -> None:
+    engine = make(loss_scale=2.0**8)
+    models = engine.models
+    engine.backward(hs.LossSum(discriminator_loss(models, noise()), 0), "discriminator")
+    engine.backward(hs.LossSum(generator_loss(models, noise()), 1), "generator")
+    outcome = engine.step()
+    assert outcome.per_optimizer["discriminator"].reason == "empty_window"
+    assert outcome.grad_norm == outcome.per_optimizer["generator"].grad_norm
+
+
+def test_abort_and_exceptions_leave_windows_of_others_open() -> None:
+    engine = make()
+    engine.backward(discriminator_loss(engine.models, noise()), "discriminator")
+    with pytest.raises(ZeroDivisionError):
+        engine.train_step([noise()], lambda models, batch: 1 / 0, "generator")
+    engine.backward(generator_loss(engine.models, noise()), "generator")
+    engine.abort("generator")
+    with pytest.raises(RuntimeError, match=r"open window of 'discriminator' would lose"):
+        engine.state_dict()
+    assert engine.step("discriminator").updated
+
+
+def test_state_goes_into_an_engine_with_another_order_of_names() -> None:
+    scales = {name: hs.DynamicLossScale(2.0**n) for n, name in enumerate(NAMES, start=4)}
+    engine = make(loss_scale=scales)
+    engine.train_step([noise()], generator_loss, "generator")
+    models = dict(reversed(networks().items()))
+    other = hs.Engine(
+        models, optimizers(models), precision="fp32", loss_scale=dict.fromkeys(NAMES, "auto")
+    )
+    state = engine.state_dict()
+    with pytest.raises(ValueError, match="this run uses no loss scale, the state has"):
+        other.load_state_dict(state)
+    other = hs.Engine(
+        models,
+        optimizers(models),
+        precision="fp32",
+        loss_scale={name: hs.DynamicLossScale() for name in NAMES},
+    )
+    other.load_state_dict(state)
+    assert {n: float(s.value) for n, s in other.loss_scales.items()} == {
+        "generator": 2.0**4,
+        "discriminator": 2.0**5,
+    }
+    assert other.counters["generator"].num_updates == 1
+
+
+def test_frozen_network_may_stand_beside_those_that_learn() -> None:
+    models = {**networks(), "features": nn.Linear(2, 3).requires_grad_(False)}
+    trained = {name: models[name] for name in NAMES}
+    engine = hs.Engine(models, optimizers(trained), precision="fp32")
+    outcome = engine.train_step([noise()], joint_loss)
+    assert outcome.updated
+
+
+def test_condition_may_be_for_one_optimizer() -> None:
+    def hold_the_generator(facts: hs.veto.Facts) -> bool:
+        return facts.optimizer == "generator"
+
+    engine = make(veto=hold_the_generator, overflow="independent")
+    outcome = engine.train_step([noise()], joint_loss)
+    reasons = {name: record.reason for name, record in outcome.per_optimizer.items()}
+    assert reasons == {"generator": "veto: hold_the_generator", "discriminator": None}
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: make(max_norm={"generator": hs.Joint(1.0)}), "goes into no mapping"),
+        (lambda: make(veto=hs.veto.norm_spike), r"call it: hs\.veto\.norm_spike\(6\)"),
+        (lambda: make().step(next(iter(make().optimizers.values()))), "takes names"),
+        (
+            lambda: hs.Engine([nn.Linear(2, 1)], sgd(nn.Linear(2, 1))),
+            "or a mapping of them by name, got list",
+        ),  # type: ignore[arg-type]
+        (lambda: make(veto=lambda facts: torch.ones(3)).train_step([noise()], joint_loss), "shape"),
+    ],
+)
+def test_types_that_cannot_be_are_refused(call: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
+def test_module_under_two_names_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="in the mapping twice"):
+        hs.Engine({"a": model, "b": model}, optimizer, precision="fp32")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"names": ("g", "d")}, r"holds the models 'discriminator', 'generator', this engine has"),
+        ({"ema": 0.9}, "without an average of the weights, this engine has one"),
+        ({"loss_scale": 4.0, "optimizers": 1}, "its optimizer has groups of|is of another model"),
+        ({"loss_scale": None}, "this run uses no loss scale"),
+        ({"width": 3}, "has the shape .* there and .* here"),
+    ],
+)
+def test_checkpoint_that_does_not_fit_changes_nothing(
+    change: dict[str, Any], text: str, tmp_path: Any
+) -> None:
+    saved = make()
+    saved.train_step([noise()], joint_loss)
+    hs.save_checkpoint(tmp_path / "gan.pt", saved)
+    models = networks()
+    if "width" in change:
+        models["discriminator"] = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    models = dict(zip(change.get("names", NAMES), models.values(), strict=True))
+    opts = optimizers(models)
+    if "optimizers" in change:
+        opts["generator"] = torch.optim.SGD([*models["generator"].parameters()][:2], lr=0.1)
+    scale = change.get("loss_scale", hs.DynamicLossScale())
+    settings: Any = {"ema": change.get("ema"), "loss_scale": scale}
+    engine = hs.Engine(models, opts, precision="fp32", **settings)
+    before = copy.deepcopy(snapshot(*models.values(), *engine.optimizers.values(), engine))
+    with pytest.raises(ValueError, match=text):
+        hs.load_checkpoint(tmp_path / "gan.pt", engine)
+    after = snapshot(*models.values(), *engine.optimizers.values(), engine)
+    assert differences(before, after) == []

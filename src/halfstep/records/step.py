@@ -85,14 +85,16 @@ class StepRecord:
 
     def __str__(self) -> str:
         rates = ",".join(format_number(rate) for rate in self.lr)
+        parts = self.per_optimizer or {}
+        name = f" {next(iter(parts))}" if len(parts) == 1 else ""
         line = (
-            f"[step {self.step}] loss={format_number(self.loss)}"
+            f"[step {self.step}{name}] loss={format_number(self.loss)}"
             f" scale={self.loss_scale:.10g} grad_norm={format_number(self.grad_norm)} lr={rates}"
         )
         if self.skipped:
             line += f" skipped=True reason={self.reason}"
-        for name, part in (self.per_optimizer or {}).items():
-            if self.updated and part.skipped:
+        for name, part in parts.items():
+            if len(parts) > 1 and part.skipped:
                 line += f" {name}: skipped=True reason={part.reason}"
         return f"{line} fallback={self.fallback}" if self.fallback else line
 

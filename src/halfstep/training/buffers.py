@@ -54,12 +54,15 @@ class BufferRollback:
         buffers = list(self._model.buffers())
         if not self.is_open or not self._fits(buffers):
             return  # nothing was remembered, or the model was changed since
-        for copy, buffer in zip(self._copies, buffers, strict=True):
-            if isinstance(found_inf, Tensor):
-                skipped = found_inf.to(buffer.device) > 0
-                buffer.copy_(torch.where(skipped, copy, buffer))
-            elif found_inf:
-                buffer.copy_(copy)
+        # A graph that is still to be used (a GAN's generator) has saved the buffers, though its
+        # backward does not read them: autograd must not take this for a change of its inputs.
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(buffers)):
+            for copy, buffer in zip(self._copies, buffers, strict=True):
+                if isinstance(found_inf, Tensor):
+                    skipped = found_inf.to(buffer.device) > 0
+                    buffer.copy_(torch.where(skipped, copy, buffer))
+                elif found_inf:
+                    buffer.copy_(copy)
 
     def _fits(self, buffers: list[Tensor]) -> bool:
         return [(b.shape, b.dtype, b.device) for b in buffers] == [

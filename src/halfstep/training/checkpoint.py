@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from halfstep.records import BadValueError
+from halfstep.training.checkpoint_fit import check_fits
 from halfstep.training.engine import Engine
 from halfstep.training.rng import rng_state, set_rng_state
 
@@ -87,21 +88,16 @@ def load_checkpoint(path: str | Path, engine: Engine) -> dict[str, Any]:
 
     Raises:
         BadValueError: No such file, a truncated or foreign one, one of another version, or one
-            whose parts do not fit the engine's; nothing is changed in the first three cases.
+            whose parts do not fit the engine's. Nothing is changed then.
 
     Syncs: yes.
     """
     content = read_checkpoint(path)
-    try:
-        for name, model in engine.models.items():
-            model.load_state_dict(content["model"][name])
-        for name, optimizer in engine.optimizers.items():
-            optimizer.load_state_dict(content["optimizer"][name])
-    except (RuntimeError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadValueError(
-            f"the checkpoint {str(path)!r} is of another model or optimizer: {reason}"
-        ) from error
+    check_fits(path, content, engine)
+    for name, model in engine.models.items():
+        model.load_state_dict(content["model"][name])
+    for name, optimizer in engine.optimizers.items():
+        optimizer.load_state_dict(content["optimizer"][name])
     engine.load_state_dict(content["engine"])
     set_rng_state(content["rng"])
     extra: dict[str, Any] = content["extra"]

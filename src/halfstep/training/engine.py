@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from halfstep.update.veto import Condition
 logger = logging.getLogger("halfstep")
 
 Batch = TypeVar("Batch")
+Names = str | Sequence[str] | None
 LossFn = Callable[[Any, Batch], Tensor | LossSum]
 
 
@@ -223,8 +224,8 @@ class Engine:
     def backward(
         self,
         loss: Tensor | LossSum,
+        optimizers: Names = None,
         *,
-        optimizers: str | Sequence[str] | None = None,
         retain_graph: bool = False,
     ) -> None:
         """Add one micro-batch to the window: scaled backward, outside autocast.
@@ -246,11 +247,11 @@ class Engine:
         needs_divisor = self._followers.counts_tokens(lanes)
         self._backward(lanes, loss, needs_divisor=needs_divisor, retain_graph=retain_graph)
 
-    def step(self, *optimizers: str) -> StepOutcome:
+    def step(self, optimizers: Names = None) -> StepOutcome:
         """Close the window: one update or none, and the gradients are ``None``.
 
         Args:
-            optimizers: Names of those to step; without any, all with an open window, together.
+            optimizers: Names of those to step; ``None`` for all with an open window, together.
 
         Raises:
             CallOrderError: Without a `backward` since the last step.
@@ -282,8 +283,7 @@ class Engine:
         self,
         window: Iterable[Batch],
         loss_fn: LossFn[Batch],
-        *,
-        optimizers: str | Sequence[str] | None = None,
+        optimizers: Names = None,
     ) -> StepOutcome:
         """Forward and backward of every micro-batch under autocast, then one step.
 
@@ -298,10 +298,11 @@ class Engine:
 
         Raises:
             What `backward` and `step` raise. After an exception, the user's too, the window is
-            dropped and nothing has moved.
+            dropped and nothing has moved; windows of other optimizers stay open.
         """
         batches = checked_window(window)
         lanes = self._named_lanes(optimizers)
+        names = [lane.name for lane in lanes]
         if any(lane.window.num_micro_batches for lane in lanes):
             raise CallOrderError(
                 "train_step inside an open window: call step() or abort() after your own"
@@ -318,13 +319,13 @@ class Engine:
                 for batch in batches:
                     with self.autocast():
                         loss = loss_fn(self._argument, batch)  # type: ignore[arg-type]
-                    self.backward(loss, optimizers=[lane.name for lane in lanes])
+                    self.backward(loss, names)
                     del loss
             if not lanes[0].window.num_micro_batches:
                 raise BadValueError("train_step got an empty window; there is nothing to update.")
             nominal = lanes[0].window.nominal
             try:
-                outcome = self.step(*[lane.name for lane in lanes])
+                outcome = self.step(names)
             except ScaleCollapse as collapse:
                 if replay is not None:
                     raise replay.explain(collapse, nominal) from None
@@ -333,7 +334,7 @@ class Engine:
                 outcome.attach(replay.diagnose(outcome.loss_scale, nominal))
             return outcome
         except BaseException:
-            self.abort()
+            self.abort(names)
             raise
 
     def _prepare_replay(
@@ -350,7 +351,7 @@ class Engine:
         )
 
     @contextlib.contextmanager
-    def gradients(self, *optimizers: str) -> Iterator[Mapping[str, Tensor]]:
+    def gradients(self, optimizers: Names = None) -> Iterator[Mapping[str, Tensor]]:
         """The true gradients of the window, once, before the step.
 
         Inside, ``.grad`` holds what FP32 training would have: unscaled, divided by the window's
@@ -358,10 +359,11 @@ class Engine:
         after you.
 
         Args:
-            optimizers: Names of those whose gradients; without any, all with an open window.
+            optimizers: Names of those whose gradients; ``None`` for all with an open window.
 
         Yields:
-            Parameter name to gradient, for the parameters that have one.
+            Parameter name to gradient, for the parameters that have one; with several models the
+            model's name stands before it (``"generator.0.weight"``).
 
         Raises:
             CallOrderError: Without a backward, or a second time in a window.
@@ -380,12 +382,15 @@ class Engine:
         found = {name: grad for lane in lanes for name, grad in lane.gradients().items()}
         yield MappingProxyType(found)
 
-    def abort(self) -> None:
-        """Drop every open window: its gradients become ``None`` and nothing has happened.
+    def abort(self, optimizers: Names = None) -> None:
+        """Drop an open window: its gradients become ``None`` and nothing has happened.
 
         For retries after an out-of-memory error. Without an open window it does nothing.
+
+        Args:
+            optimizers: Names of those whose windows; ``None`` for all.
         """
-        self._update.abort()
+        self._update.abort(self._named_lanes(optimizers))
         self._followers.nothing_moved()
         self._followers.window_closes()
 
@@ -399,9 +404,10 @@ class Engine:
 
         Syncs: yes.
         """
-        if self._open_lanes(()):
+        if lanes := self._open_lanes(None):
             raise CallOrderError(
-                "state_dict() inside an open window would lose its gradients; save after step()."
+                f"state_dict() inside an open window{_of_which(lanes, self.optimizers)} would lose"
+                " its gradients; save after step()."
             )
         self._update.settle()
         return engine_state(self.policy.format, self._update, self._backward, self._followers)
@@ -416,36 +422,48 @@ class Engine:
             BadValueError: The state is not an engine's, or was made with other optimizers,
                 another kind of schedule or loss scale. Nothing is changed then.
         """
-        check_engine_state(state, self._update, self._followers)
-        if state["format"] == self._on_collapse and self._may_fall_back():
-            self._fall_back()  # the run that wrote it had
+        self.check_state_dict(state)
+        if self._has_fallen_back(state):
+            self._fall_back()
         self._update.settle()
-        self._update.abort()
+        self._update.abort(self._update.lanes)
         self._followers.window_closes()
         load_engine_state(state, self._update, self._backward, self._followers)
 
-    def _named_lanes(self, names: str | Sequence[str] | None) -> list[Lane]:
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` could not load; changes nothing.
+
+        Args:
+            state: As for `load_state_dict`.
+
+        Raises:
+            BadValueError: As there.
+        """
+        falls_back = self._has_fallen_back(state)
+        check_engine_state(state, self._update, self._followers, falls_back)
+
+    def _named_lanes(self, names: Names) -> list[Lane]:
         if names is None:
             return self._update.lanes
-        wanted = [names] if isinstance(names, str) else list(names)
+        wanted = [names] if isinstance(names, (str, Optimizer)) else list(names)
         for name in wanted:
             check_name("optimizers", name, self.optimizers)
         if not wanted:
             raise BadValueError("optimizers is empty; name at least one, or leave it out for all.")
         return [lane for lane in self._update.lanes if lane.name in wanted]
 
-    def _open_lanes(self, names: Sequence[str]) -> list[Lane]:
+    def _open_lanes(self, names: Names) -> list[Lane]:
         """The named ones; without names those with an open window."""
-        if names:
+        if names is not None:
             return self._named_lanes(names)
         return [lane for lane in self._update.lanes if lane.window.num_micro_batches]
 
-    def _lanes_to_step(self, names: Sequence[str]) -> list[Lane]:
+    def _lanes_to_step(self, names: Names) -> list[Lane]:
         lanes = self._open_lanes(names)
-        closed = [lane.name for lane in lanes if not lane.window.num_micro_batches]
+        closed = [lane for lane in lanes if not lane.window.num_micro_batches]
         if closed or not lanes:
             raise CallOrderError(
-                f"step({', '.join(map(repr, names))}) without backward(): this window has no"
+                f"step() without backward(): the window{_of_which(closed, self.optimizers)} has no"
                 " gradients. Each step needs at least one engine.backward(loss) since the last"
                 " one."
             )
@@ -458,8 +476,19 @@ class Engine:
     def _may_fall_back(self) -> bool:
         return self.policy.format == "fp16" and self._on_collapse != "raise"
 
+    def _has_fallen_back(self, state: dict[str, Any]) -> bool:
+        """Whether the run that wrote a state had, so that this one must follow."""
+        return state.get("format") == self._on_collapse and self._may_fall_back()
+
     def _fall_back(self) -> None:
         self.policy = Policy(self._on_collapse, "fell back after the loss scale collapsed in fp16")
         none = NoLossScale()
         for lane in self._update.lanes:
             lane.use(none)
+
+
+def _of_which(lanes: Sequence[Lane], optimizers: Collection[str]) -> str:
+    """Names of lanes for a message; nothing where there is only one optimizer."""
+    if len(optimizers) == 1 or not lanes:
+        return ""
+    return f" of {', '.join(repr(lane.name) for lane in lanes)}"

@@ -55,8 +55,11 @@ def for_each(
 
 def check_name(setting: str, name: object, names: Collection[str]) -> None:
     """Refuse a name that is not among `names`, with the nearest one."""
-    if name in names:
+    if isinstance(name, str) and name in names:
         return
+    if not isinstance(name, str):
+        known = ", ".join(map(repr, names))
+        raise BadTypeError(f"{setting} takes names ({known}), got {type(name).__name__}.")
     near = difflib.get_close_matches(str(name), list(names), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise BadValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from halfstep.training.loss import LossSum
 from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.update.loss_scale import promote
 from halfstep.update.norm import GradientNorm
+
+logger = logging.getLogger("halfstep")
 
 _STEP = 4.0  # between the scales that are tried, downwards
 _SMALLEST = 2.0**-14
@@ -63,13 +66,24 @@ class Replay:
         record = replace(record, diagnosis=self.diagnose(record.loss_scale, nominal))
         return ScaleCollapse(collapse.num_skips, collapse.scales, collapse.parameters, record)
 
-    def diagnose(self, scale: float, nominal: float) -> Diagnosis:
+    def diagnose(self, scale: float, nominal: float) -> Diagnosis | None:
         """Find the first bad op, then the largest lower scale at which the window is finite.
 
         Args:
             scale: Loss scale of the window.
             nominal: What its losses were divided by in backward.
+
+        Returns:
+            ``None``, with a log line, if the replay itself failed: the skip was decided already,
+            and a run must not end because it could not be explained.
         """
+        try:
+            return self._diagnose(scale, nominal)
+        except Exception as error:
+            logger.warning("the replay of a skipped window failed: %s", error, exc_info=True)
+            return None
+
+    def _diagnose(self, scale: float, nominal: float) -> Diagnosis:
         after = rng_state()
         buffers_after = _remembered(self.models)
         try:

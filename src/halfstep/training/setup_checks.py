@@ -16,7 +16,21 @@ logger = logging.getLogger("halfstep")
 
 def check_models(models: Mapping[str, nn.Module]) -> torch.device:
     """The device of the models' trainable parameters, if they can be trained at all."""
-    devices = {name: _check_model(model) for name, model in models.items()}
+    for name, model in models.items():
+        if not isinstance(model, nn.Module):
+            advice = ", or a mapping of them by name" if len(models) == 1 else f" for {name!r}"
+            raise BadTypeError(
+                f"model must be a torch.nn.Module{advice}, got {type(model).__name__}."
+            )
+    if len({id(model) for model in models.values()}) < len(models):
+        raise BadValueError("a model is in the mapping twice; each must be another module.")
+    found = {name: _device_of_trainable(model) for name, model in models.items()}
+    devices = {name: device for name, device in found.items() if device is not None}
+    if not devices:
+        which = "the model has no" if len(models) == 1 else "none of the models has a"
+        raise BadValueError(
+            f"{which} parameter that requires a gradient; requires_grad_(True) unfreezes them."
+        )
     kinds = {device.type for device in devices.values()}
     if len(kinds) > 1:
         where = ", ".join(f"{name!r} on {device}" for name, device in devices.items())
@@ -24,12 +38,11 @@ def check_models(models: Mapping[str, nn.Module]) -> torch.device:
     return next(iter(devices.values()))
 
 
-def _check_model(model: object) -> torch.device:
-    if not isinstance(model, nn.Module):
-        raise BadTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+def _device_of_trainable(model: nn.Module) -> torch.device | None:
+    """``None`` for a frozen model, which may stand beside one that is trained."""
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
-        raise BadValueError("the model has no parameter that requires a gradient.")
+        return None
     for name, p in trainable:
         if p.dtype is torch.float16:
             raise BadValueError(
@@ -55,19 +68,27 @@ def check_optimizers(optimizers: Mapping[str, Optimizer], models: Mapping[str, n
     for optimizer in optimizers.values():
         if not isinstance(optimizer, Optimizer):
             raise BadTypeError(
-                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}."
+                "optimizer must be a torch.optim.Optimizer, or a mapping of them by name, got"
+                f" {type(optimizer).__name__}."
             )
-    if left_out := _trainable_outside(optimizers.values(), models.values()):
+    _refuse_strangers_and_twins(optimizers, models)
+    if left_out := _trainable_outside(optimizers.values(), models):
         logger.warning(
             "%d trainable parameters are in no group of the optimizer (first: %s); their gradients"
             " are computed and kept for nothing. requires_grad_(False) freezes them",
             len(left_out),
             left_out[0],
         )
+
+
+def _refuse_strangers_and_twins(
+    optimizers: Mapping[str, Optimizer], models: Mapping[str, nn.Module]
+) -> None:
     known = {id(p) for model in models.values() for p in model.parameters()}
     owner: dict[int, str] = {}
     for name, optimizer in optimizers.items():
-        _refuse_foreign(optimizer, known)
+        title = f"optimizer {name!r}" if len(optimizers) > 1 else "optimizer"
+        _refuse_foreign(title, optimizer, known)
         for p in _held(optimizer):
             if owner.setdefault(id(p), name) != name:
                 raise BadValueError(
@@ -80,22 +101,24 @@ def _held(optimizer: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _refuse_foreign(optimizer: Optimizer, known: set[int]) -> None:
+def _refuse_foreign(title: str, optimizer: Optimizer, known: set[int]) -> None:
     foreign = [tuple(p.shape) for p in _held(optimizer) if id(p) not in known]
     if foreign:
         shapes = ", ".join(map(str, foreign[:3])) + (", ..." if len(foreign) > 3 else "")
         raise BadValueError(
-            f"the optimizer holds {len(foreign)} parameters that are not the model's (shapes"
+            f"the {title} holds {len(foreign)} parameters that are not the model's (shapes"
             f" {shapes}); it would never see their gradients. Build it from model.parameters(),"
             " after the model was moved or replaced."
         )
 
 
-def _trainable_outside(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -> list[str]:
+def _trainable_outside(
+    optimizers: Iterable[Optimizer], models: Mapping[str, nn.Module]
+) -> list[str]:
     held = {id(p) for optimizer in optimizers for p in _held(optimizer)}
     return [
-        name
-        for model in models
+        f"{model_name}.{name}" if len(models) > 1 else name
+        for model_name, model in models.items()
         for name, p in model.named_parameters()
         if p.requires_grad and id(p) not in held
     ]

@@ -33,6 +33,8 @@ class Joint:
 
 def check_max_norm(max_norm: object) -> None:
     """Refuse a limit that is not a positive number."""
+    if isinstance(max_norm, Joint):
+        raise BadTypeError("max_norm=hs.Joint(...) is for all optimizers; it goes into no mapping.")
     if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)):
         raise BadTypeError(f"max_norm must be a number, got {type(max_norm).__name__}.")
     if not max_norm > 0:

@@ -16,7 +16,7 @@ def combine(
 ) -> StepRecord:
     """The step as a whole.
 
-    It is an update if any optimizer moved; its reason is that of the first one that did not.
+    It is an update if any optimizer moved; else its reason is the first one that is a cause.
     Norms join as one norm over all gradients. Losses are averaged over the windows; optimizers
     that saw the same backward calls count once.
 
@@ -40,14 +40,15 @@ def combine(
     names = [name for name in metrics[0] if all(name in m for m in metrics)]
     divisors = [r.divisor for r in windows]
     updated = any(r.updated for r in records)
+    norms = [r.grad_norm for r in records if r.reason != "empty_window"]
     return StepRecord(
         step=number,
         updated=updated,
-        reason=None if updated else next(r.reason for r in records),
+        reason=None if updated else _cause([r.reason for r in records]),
         loss=average([r.loss for r in windows]),
         divisor=None if None in divisors else total,
         metrics={name: average([m[name] for m in metrics]) for name in names},
-        grad_norm=math.hypot(*(r.grad_norm for r in records)),
+        grad_norm=math.hypot(*norms) if norms else math.nan,
         clip_coef=min(r.clip_coef for r in records),
         loss_scale=records[0].loss_scale,
         next_loss_scale=records[0].next_loss_scale,
@@ -55,3 +56,8 @@ def combine(
         consumed=consumed,
         per_optimizer=dict(parts),
     )
+
+
+def _cause(reasons: Sequence[str | None]) -> str | None:
+    """The first reason that is not another optimizer's."""
+    return min(reasons, key=lambda reason: reason in ("together", "no_gradient", "empty_window"))

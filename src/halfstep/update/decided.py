@@ -140,4 +140,5 @@ def _as_facts(verdict: Verdict) -> Facts:
     def tensor(value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float64, device=device)
 
-    return Facts(tensor(numbers.grad_norm), tensor(loss), tensor(numbers.scale))
+    name = verdict.share.lane.name
+    return Facts(tensor(numbers.grad_norm), tensor(loss), tensor(numbers.scale), name)

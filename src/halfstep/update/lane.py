@@ -107,6 +107,7 @@ class Lane:
         self.vetoes = list(vetoes)
         self.counters = Counters()
         self._skips = SkipsInARow()
+        self._last_try = -1
         self.window = Window()
         self.adapter = OptimizerAdapter(optimizer, fuse)
         self.clip = clip
@@ -125,6 +126,11 @@ class Lane:
         """Go on with another loss scale, as at the start of a run."""
         self.loss_scale = loss_scale
         self._skips.restart(0)
+
+    def is_new_try(self, number: int) -> bool:
+        """Whether a skip is the first one at this try of the loss scale."""
+        is_new, self._last_try = number != self._last_try, number
+        return is_new
 
     def observe(self, skipped: bool, scale: float) -> None:
         """Count skips of this optimizer alone: others that share its scale may be doing well.

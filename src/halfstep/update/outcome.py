@@ -38,7 +38,7 @@ class StepOutcome:
         assert self._record is not None
         return self._record
 
-    def attach(self, diagnosis: Diagnosis) -> None:
+    def attach(self, diagnosis: Diagnosis | None) -> None:
         """Put what a replay found into the record."""
         self._record = dataclasses.replace(self.record, diagnosis=diagnosis)
 

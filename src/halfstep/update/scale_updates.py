@@ -35,6 +35,7 @@ class ScaleUpdates:
 
     def __init__(self) -> None:
         self._waiting: dict[LossScale, _Noted] = {}
+        self._times_told: dict[LossScale, int] = {}
 
     def note(self, scale: LossScale, found_inf: Number, counts: Number) -> None:
         """Remember how a window ended.
@@ -58,6 +59,11 @@ class ScaleUpdates:
         held = set(still_open)
         for scale in [scale for scale in self._waiting if scale not in held]:
             _adjust(scale, self._waiting.pop(scale))
+            self._times_told[scale] = self.times_told(scale) + 1
+
+    def times_told(self, scale: LossScale) -> int:
+        """How often a scale was updated: skips between two updates are one try of one scale."""
+        return self._times_told.get(scale, 0)
 
 
 def _adjust(scale: LossScale, noted: _Noted) -> None:

@@ -36,6 +36,8 @@ class _Result:
         numbers: Its numbers.
         reason: Why nothing moved, or ``None``.
         next_scale: Loss scale of the next window; left on the device until it is looked at.
+        try_number: Which try of the loss scale this was; it stays while the scale is pinned by
+            another optimizer's open window.
         consumed: Of the lane, this attempt included.
     """
 
@@ -44,6 +46,7 @@ class _Result:
     numbers: Numbers
     reason: str | None
     next_scale: Number
+    try_number: int
     consumed: float = 0.0
 
     @property
@@ -111,9 +114,9 @@ class Update:
         if (outcome := self._unsettled) is not None:
             outcome.settle()
 
-    def abort(self) -> None:
-        """Drop every open window and its gradients."""
-        for lane in self.lanes:
+    def abort(self, lanes: Sequence[Lane]) -> None:
+        """Drop the windows of some lanes, and their gradients."""
+        for lane in lanes:
             lane.drop_window()
         self._tell_loss_scales()
 
@@ -167,7 +170,7 @@ class Update:
             self._on_hold(held)
         if self._stop_at_non_finite:
             self._raise_if_non_finite(verdicts)
-        attempts = [v.share.attempt() for v in verdicts]
+        attempts, tries = [v.share.attempt() for v in verdicts], self._tries(shares)
         for v in verdicts:
             if v.reason is None:
                 if v.decision.grad_norm == 0:
@@ -184,15 +187,15 @@ class Update:
             self._scale_updates.note(v.share.lane.loss_scale, float(not finite), counts)
         self._tell_loss_scales()
         results = [
-            _Result(v.share, attempt, v.numbers, v.reason, _next_scale(v))
-            for v, attempt in zip(verdicts, attempts, strict=True)
+            _Result(v.share, attempt, v.numbers, v.reason, _next_scale(v), tried)
+            for v, attempt, tried in zip(verdicts, attempts, tries, strict=True)
         ]
         return self._commit(results)
 
     def _step_undecided(self, shares: Sequence[Share]) -> StepOutcome:
         """The kernels decide, nothing waits."""
         pending = decide_later(shares, self._joint, self._together)
-        attempts = [share.attempt() for share in shares]
+        attempts, tries = [share.attempt() for share in shares], self._tries(shares)
         for p in pending:
             p.share.apply(p.decision.multiplier, p.held)
         self._on_hold({p.share.lane: p.held for p in pending})
@@ -209,13 +212,16 @@ class Update:
         def settle() -> StepRecord:
             self._unsettled = None
             values, results = iter(readback.wait()), []
-            for p, attempt, row in zip(pending, attempts, rows, strict=True):
+            for p, attempt, row, tried in zip(pending, attempts, rows, tries, strict=True):
                 numbers, reason, next_scale = p.read([next(values) for _ in row])
-                results.append(_Result(p.share, attempt, numbers, reason, next_scale))
+                results.append(_Result(p.share, attempt, numbers, reason, next_scale, tried))
             return self._commit(results).record
 
         self._unsettled = StepOutcome(settle)
         return self._unsettled
+
+    def _tries(self, shares: Sequence[Share]) -> list[int]:
+        return [self._scale_updates.times_told(share.lane.loss_scale) for share in shares]
 
     def _commit(self, results: Sequence[_Result]) -> StepOutcome:
         """Move the counters and whatever hangs on them."""
@@ -251,7 +257,8 @@ class Update:
         """Let loss scales and lanes count their skips."""
         by_scale: dict[LossScale, list[_Result]] = {}
         for result in results:
-            if result.reason in (None, "non_finite"):
+            is_new = result.reason is None or result.share.lane.is_new_try(result.try_number)
+            if result.reason in (None, "non_finite") and is_new:
                 by_scale.setdefault(result.share.lane.loss_scale, []).append(result)
         try:
             for scale, group in by_scale.items():

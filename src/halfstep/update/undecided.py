@@ -125,4 +125,5 @@ def _tell_vetoes(pending: Pending) -> None:
 def _as_facts(pending: Pending) -> Facts:
     norm, window = pending.decision.grad_norm, pending.share.window
     total, weight = (on_device(value, norm.device) for value in window.sums()[:2])
-    return Facts(norm, total / weight, on_device(pending.scale, norm.device))
+    scale = on_device(pending.scale, norm.device)
+    return Facts(norm, total / weight, scale, pending.share.lane.name)

@@ -26,11 +26,13 @@ class Facts:
         grad_norm: True 2-norm before clipping.
         loss: Mean loss of the window.
         loss_scale: What the window used.
+        optimizer: Its name; a single one is called ``"optimizer"``.
     """
 
     grad_norm: Tensor
     loss: Tensor
     loss_scale: Tensor
+    optimizer: str
 
 
 Condition = Callable[[Facts], "Tensor | bool"]
@@ -134,6 +136,8 @@ def norm_spike(
 def checked_conditions(veto: object) -> list[Condition]:
     """The conditions that a setting asks for: one callable, or a sequence of them."""
     found = [veto] if callable(veto) else veto
+    if found == [norm_spike]:
+        raise BadTypeError("veto got the function norm_spike; call it: hs.veto.norm_spike(6).")
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise BadTypeError(
             "veto must be a callable on hs.veto.Facts, or a sequence of them, got"
@@ -156,9 +160,10 @@ def ask(condition: Condition, facts: Facts) -> Tensor:
     if isinstance(answer, bool):
         return torch.full((), answer, dtype=torch.bool, device=facts.grad_norm.device)
     if not isinstance(answer, Tensor) or answer.numel() != 1:
+        shape = f" of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else ""
         raise BadTypeError(
             f"the veto {name_of(condition)!r} must return a bool or a 0-d tensor, got"
-            f" {type(answer).__name__}."
+            f" {type(answer).__name__}{shape}."
         )
     return answer.detach().reshape(()).to(facts.grad_norm.device).bool()
 
