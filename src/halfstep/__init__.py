@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from halfstep.records import BadValueError as BadValueError
     from halfstep.records import CallOrderError as CallOrderError
     from halfstep.records import Diagnosis as Diagnosis
+    from halfstep.records import Finding as Finding
     from halfstep.records import HalfstepError as HalfstepError
     from halfstep.records import NonFiniteGradientError as NonFiniteGradientError
     from halfstep.records import RecipeError as RecipeError
@@ -56,8 +57,8 @@ _HOMES = {
     "numerics": "BF16 E4M3 E5M2 FP16 FP32 TF32 Format classify",
     "precision": "Policy",
     "records": (
-        "BadTypeError BadValueError CallOrderError Diagnosis HalfstepError NonFiniteGradientError"
-        " RecipeError RunRecord ScaleCollapse StepRecord"
+        "BadTypeError BadValueError CallOrderError Diagnosis Finding HalfstepError"
+        " NonFiniteGradientError RecipeError RunRecord ScaleCollapse StepRecord"
     ),
     "tools": "verify_resume",
     "training": (

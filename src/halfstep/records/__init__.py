@@ -1,30 +1,47 @@
-"""Plain data that users read, and the exception family. Imports the standard library only."""
+"""Plain data that users read, and the exception family. Imports the standard library only.
 
-from halfstep.records.comparison import Comparison, compare_steps
-from halfstep.records.diagnosis import Diagnosis
-from halfstep.records.errors import (
-    BadTypeError,
-    BadValueError,
-    CallOrderError,
-    HalfstepError,
-    NonFiniteGradientError,
-    RecipeError,
-    ScaleCollapse,
-)
-from halfstep.records.run import RunRecord
-from halfstep.records.step import StepRecord
+Names are imported on first use: the linter needs one of them and starts in a few milliseconds.
+"""
 
-__all__ = [
-    "BadTypeError",
-    "BadValueError",
-    "CallOrderError",
-    "Comparison",
-    "Diagnosis",
-    "HalfstepError",
-    "NonFiniteGradientError",
-    "RecipeError",
-    "RunRecord",
-    "ScaleCollapse",
-    "StepRecord",
-    "compare_steps",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halfstep.records.comparison import Comparison as Comparison
+    from halfstep.records.comparison import compare_steps as compare_steps
+    from halfstep.records.diagnosis import Diagnosis as Diagnosis
+    from halfstep.records.errors import BadTypeError as BadTypeError
+    from halfstep.records.errors import BadValueError as BadValueError
+    from halfstep.records.errors import CallOrderError as CallOrderError
+    from halfstep.records.errors import HalfstepError as HalfstepError
+    from halfstep.records.errors import NonFiniteGradientError as NonFiniteGradientError
+    from halfstep.records.errors import RecipeError as RecipeError
+    from halfstep.records.errors import ScaleCollapse as ScaleCollapse
+    from halfstep.records.finding import Finding as Finding
+    from halfstep.records.run import RunRecord as RunRecord
+    from halfstep.records.step import StepRecord as StepRecord
+
+_HOMES = {
+    "comparison": "Comparison compare_steps",
+    "diagnosis": "Diagnosis",
+    "errors": (
+        "BadTypeError BadValueError CallOrderError HalfstepError NonFiniteGradientError"
+        " RecipeError ScaleCollapse"
+    ),
+    "finding": "Finding",
+    "run": "RunRecord",
+    "step": "StepRecord",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'halfstep.records' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"halfstep.records.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value

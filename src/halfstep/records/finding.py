@@ -1,0 +1,69 @@
+"""`Finding`: one mistake of a training program, at the line to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """Another line that a finding speaks of.
+
+    Attributes:
+        path: File of the line.
+        line: Its number, from 1.
+        message: What that line has to do with the finding.
+    """
+
+    path: str
+    line: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule says about one line.
+
+    Attributes:
+        code: Code of the rule, as ``"HS101"``.
+        name: Name of the rule, as ``"clip-before-unscale"``.
+        severity: ``"error"`` (the result is wrong or the run will stop), ``"warning"`` (quality,
+            time or a later resume suffers) or ``"note"`` (harmless in most runs).
+        path: File of the line to change.
+        line: Its number, from 1.
+        column: Column in it, from 1.
+        message: What the mistake does to training.
+        remedy: What to write instead.
+        related: The other lines involved.
+        count: How many times it was seen: 1 in source code, more in a running script.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    path: str
+    line: int
+    column: int
+    message: str
+    remedy: str
+    related: tuple[Related, ...] = ()
+    count: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        data = {name: getattr(self, name) for name in self.__slots__}
+        related = [{"path": r.path, "line": r.line, "message": r.message} for r in self.related]
+        return {**data, "related": related}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Finding:
+        """The inverse of `to_dict`."""
+        return cls(**{**data, "related": tuple(Related(**item) for item in data["related"])})
+
+    def __str__(self) -> str:
+        place = f"{self.path}:{self.line}:{self.column}"
+        seen = f" (seen {self.count} times)" if self.count > 1 else ""
+        return f"{place}: {self.code} {self.message}{seen}"

@@ -1,0 +1,1 @@
+"""One file per rule; the name of the file is its code and its name."""

@@ -1,0 +1,78 @@
+"""`optimizer.step()` on gradients that belong to a scaler, or a second step on the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.rules.events import STEP, Event
+from halfstep.rules.examples import SETUP
+from halfstep.rules.ledger import STEPPED, Ledger
+from halfstep.rules.rule import Hit, OrderRule
+
+
+class OptimizerStepBypassesScaler(OrderRule):
+    """`optimizer.step()` on gradients that belong to a scaler, or a second step on the same ones.
+
+    What: the loss was scaled, the step does not go through that scaler, or the optimizer steps
+    twice in a window. Why: without `unscale_` the update is S times too large; with it, a
+    non-finite gradient is applied; a second step applies the same gradients again. Source: torch,
+    "Automatic Mixed Precision examples"; torchvision's classification reference of 2021.
+    """
+
+    severity = "error"
+    listens = (STEP,)
+    message = (
+        "the gradients belong to {scaler}, and this step does not ask it whether they are finite."
+    )
+    remedy = "step with {scaler}.step(optimizer), once per window."
+    bad = (
+        SETUP
+        + """\
+for x, y in batches:
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()  # <- HS107
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    )
+    good = (
+        SETUP
+        + """\
+for x, y in batches:
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    )
+
+    def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        for optimizer in event.optimizers:
+            window = ledger.window(optimizer)
+            if not window.known:
+                continue
+            others = [p for p in window.waiting() if p.scaler and p.scaler != event.scaler]
+            if others and not (event.fact("guarded") and not window.scaled()):
+                yield self._bypass(event, others[-1].event, bool(window.scaled()))
+            elif not window.waiting():
+                yield from self._again(event, optimizer, ledger)
+
+    def _bypass(self, event: Event, backward: Event, scaled: bool) -> Hit:
+        times = f"the gradients still carry the scale of {backward.scaler}: the update is that much"
+        text = f"{times} too large." if scaled else None
+        return Hit(event, (backward, "scaled backward"), message=text, scaler=backward.scaler)
+
+    def _again(self, event: Event, optimizer: str, ledger: Ledger) -> Iterator[Hit]:
+        spent = [p for p in ledger.window(optimizer).spent() if p.scaler]
+        if event.scaler:
+            scale = ledger.scale(event.scaler)
+            again = scale.reached(optimizer) if scale.stage(optimizer) == STEPPED else None
+        else:
+            again = spent[-1].stepped if spent else None
+        if again:
+            text = "the optimizer has stepped on these gradients already."
+            yield Hit(event, (again, "first step"), message=text, scaler=again.scaler)

@@ -1,0 +1,79 @@
+"""A schedule, average or clock that moves although the step was skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.rules.events import EMA, SCHEDULE, STEP, Event
+from halfstep.rules.examples import SETUP
+from halfstep.rules.ledger import Ledger
+from halfstep.rules.rule import Hit, OrderRule
+
+
+class ScheduleIgnoresSkip(OrderRule):
+    """A schedule, average or clock that moves although the step was skipped.
+
+    What: `scheduler.step()` once per update, with no test whether `scaler.step` did anything. Why:
+    the rate falls, or the average moves, on updates that never happened; a few skips at the start
+    of a run are normal, so that this is a note until a run shows that it mattered. Source: torch,
+    `GradScaler.step`; pytorch issue 67590.
+    """
+
+    severity = "note"
+    listens = (STEP, SCHEDULE, EMA)
+    message = "this moves even where {scaler}.step() skipped the update."
+    remedy = (
+        "compare the scale: `before = {scaler}.get_scale()` ahead of update(), and step only if"
+        " it did not fall."
+    )
+    bad = (
+        SETUP
+        + """\
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)
+for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    scheduler.step()  # <- HS109
+"""
+    )
+    good = (
+        SETUP
+        + """\
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)
+for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.step(optimizer)
+    before = scaler.get_scale()
+    scaler.update()
+    optimizer.zero_grad()
+    if scaler.get_scale() >= before:
+        scheduler.step()
+"""
+    )
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str | None], int] = {}
+        self._scaled: dict[str, Event] = {}
+
+    def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        for optimizer in event.optimizers:
+            if event.kind == STEP:
+                if event.scaler:
+                    self._scaled[optimizer] = event
+                continue
+            now = ledger.num_steps.get(optimizer, 0)
+            steps = now - self._last.get((optimizer, event.model), 0)
+            self._last[optimizer, event.model] = now
+            # Two or more steps since: it moves once per epoch, and one skip is nothing to it.
+            followed = steps == 1 and not ledger.window(optimizer).waiting()
+            if followed and optimizer in self._scaled and self._blind(event, ledger, optimizer):
+                step = self._scaled[optimizer]
+                yield Hit(event, (step, "may skip"), scaler=step.scaler)
+
+    def _blind(self, event: Event, ledger: Ledger, optimizer: str) -> bool:
+        window = ledger.window(optimizer)
+        if window.skipped is not None:
+            return window.skipped
+        return not (event.fact("guarded") or window.skip_known)

@@ -1,0 +1,78 @@
+"""A schedule that moves before the step it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.rules.events import BACKWARD, SCHEDULE, STEP, Event, Place
+from halfstep.rules.examples import SETUP
+from halfstep.rules.ledger import Ledger
+from halfstep.rules.rule import Hit, OrderRule
+
+
+class ScheduleBeforeOptimizer(OrderRule):
+    """A schedule that moves before the step it belongs to.
+
+    What: `scheduler.step()` between the backward and the optimizer's step, or at the top of the
+    loop. Why: the first rate of the schedule is never used, and every update runs one entry
+    ahead. Source: torch, `LRScheduler.step` warns since 1.1.
+    """
+
+    severity = "warning"
+    listens = (SCHEDULE, BACKWARD, STEP)
+    message = "the schedule moves before the optimizer: the first learning rate is never used."
+    remedy = "call scheduler.step() after the step of the optimizer."
+    bad = (
+        SETUP
+        + """\
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+for x, y in batches:
+    scaler.scale(loss_of(x, y)).backward()
+    before = scaler.get_scale()
+    if scaler.get_scale() >= before:
+        scheduler.step()  # <- HS110
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    )
+    good = (
+        SETUP
+        + """\
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+for x, y in batches:
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.step(optimizer)
+    before = scaler.get_scale()
+    scaler.update()
+    optimizer.zero_grad()
+    if scaler.get_scale() >= before:
+        scheduler.step()
+"""
+    )
+
+    def __init__(self) -> None:
+        self._ahead: dict[str, Event] = {}
+        self._first: dict[Place, Event | None] = {}
+
+    def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        for optimizer in event.optimizers:
+            if event.kind == BACKWARD:
+                self._ahead.pop(optimizer, None)
+            elif event.kind == STEP:
+                ahead = self._ahead.pop(optimizer, None)
+                if ahead:
+                    yield Hit(ahead, (event, "the step it should follow"))
+                self._first.update((p, event) for p, step in self._first.items() if not step)
+            else:
+                yield from self._schedule(event, ledger, optimizer)
+
+    def _schedule(self, event: Event, ledger: Ledger, optimizer: str) -> Iterator[Hit]:
+        window = ledger.window(optimizer)
+        if window.known and window.waiting():
+            self._ahead[optimizer] = event
+        step = self._first.get(event.where)
+        if step:  # it was there before the first step, and it is there again: it opens the loop
+            yield Hit(event, (step, "the step it should follow"))
+        elif window.born and not ledger.num_steps.get(optimizer) and not ledger.opaque:
+            self._first[event.where] = None

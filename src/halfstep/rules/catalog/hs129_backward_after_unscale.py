@@ -1,0 +1,62 @@
+"""A scaled backward after the `unscale_` of its window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.rules.events import STEP, Event
+from halfstep.rules.examples import SETUP
+from halfstep.rules.ledger import UNSCALED, Ledger
+from halfstep.rules.rule import Hit, OrderRule
+
+
+class BackwardAfterUnscale(OrderRule):
+    """A scaled backward after the `unscale_` of its window.
+
+    What: `unscale_` before the last micro-batch of an accumulation window. Why: torch unscales
+    once per window, so that the later gradients keep the scale and drown the others. Source:
+    ``torch/amp/grad_scaler.py``; torch, "Automatic Mixed Precision examples", accumulation.
+    """
+
+    severity = "error"
+    listens = (STEP,)
+    message = (
+        "this unscales the window too early: a later backward adds gradients that keep the scale."
+    )
+    remedy = "call {scaler}.unscale_(optimizer) after the last backward of the window."
+    bad = (
+        SETUP
+        + """\
+for x, y in batches:
+    scaler.scale(loss_of(x[:4], y[:4]) / 2).backward()
+    scaler.unscale_(optimizer)  # <- HS129
+    scaler.scale(loss_of(x[4:], y[4:]) / 2).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    )
+    good = (
+        SETUP
+        + """\
+for x, y in batches:
+    scaler.scale(loss_of(x[:4], y[:4]) / 2).backward()
+    scaler.scale(loss_of(x[4:], y[4:]) / 2).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    )
+
+    def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        if not event.scaler:
+            return
+        scale = ledger.scale(event.scaler)
+        for optimizer in event.optimizers:
+            if scale.stage(optimizer) != UNSCALED or optimizer in scale.abandoned:
+                continue
+            window = ledger.window(optimizer)
+            if window.known and window.scaled():
+                late = (window.scaled()[0].event, "backward")
+                yield Hit(scale.reached(optimizer), late, scaler=event.scaler)

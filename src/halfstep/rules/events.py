@@ -1,0 +1,87 @@
+"""What happens in a training program, in the words that both readers use.
+
+A program path is a sequence of `Event`s. Scalers, optimizers, models and schedules are opaque
+names: the linter makes them from variables, the guard from objects. A reader fills in what it
+knows; a rule must be silent about the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Place(NamedTuple):
+    """Where an event stands in source; lines and columns count from 1."""
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+class Event(NamedTuple):
+    """One thing that a training program does.
+
+    Attributes:
+        kind: One of the constants below.
+        where: The call, as a range of text.
+        scaler: Who scales, unscales, steps or updates; ``None`` where no scaler takes part.
+        optimizers: Whose gradients, parameters or state are surely concerned.
+        maybe: Whose may be; a reader that cannot tell puts them here.
+        model: The model, schedule, average or file concerned.
+        facts: What else the reader knows; the keys are listed at each kind.
+    """
+
+    kind: str
+    where: Place
+    scaler: str | None = None
+    optimizers: tuple[str, ...] = ()
+    maybe: tuple[str, ...] = ()
+    model: str | None = None
+    facts: dict[str, Any] = {}  # noqa: RUF012 - never written to
+
+    def fact(self, name: str) -> Any:
+        """The fact `name`, ``None`` where the reader does not know it."""
+        return self.facts.get(name)
+
+
+# Construction. SCALER facts: enabled, device, growth_interval, backoff_factor, growth_factor,
+# restored (made where another one's state had been loaded). OPTIMIZER facts: eps, fused, name.
+SCALER, OPTIMIZER, SCHEDULE_MADE = "scaler", "optimizer", "schedule made"
+
+# Contexts. AUTOCAST facts: dtype ("float16", "bfloat16"), enabled, device. NO_SYNC: DDP's.
+AUTOCAST_ENTER, AUTOCAST_EXIT = "autocast enter", "autocast exit"
+NO_SYNC_ENTER, NO_SYNC_EXIT = "no_sync enter", "no_sync exit"
+
+# One micro-batch. LOSS facts: reduction, count (of valid targets; the guard alone knows it).
+# BACKWARD has a scaler where the loss was scaled; facts: create_graph.
+FORWARD, LOSS, SCALE, BACKWARD = "forward", "loss", "scale", "backward"
+
+# Gradients. CLIP facts: how ("norm", "value", "hand"), max_norm (a number, if constant),
+# max_norm_scaled (multiplied by the scale), error_if_nonfinite.
+# EDIT facts: how ("nan", "multiply", "unscale", "set", "zero").
+# ZERO_GRAD facts: set_to_none.
+UNSCALE, CLIP, EDIT, ZERO_GRAD = "unscale", "clip", "edit", "zero_grad"
+
+# The update. STEP has a scaler where it goes through one; facts: closure,
+# guarded (by a finite check). OUTCOME follows a step whose result is known, in a running script;
+# facts: skipped. UPDATE facts: new_scale (set by hand).
+STEP, OUTCOME, UPDATE = "step", "outcome", "update"
+
+# What follows an update. Facts of both: guarded (under a test whether the step was skipped).
+# SCHEDULE names its optimizer; facts: epoch (a metric or an epoch was passed).
+SCHEDULE, EMA = "schedule", "ema"
+
+# READ_SCALE: get_scale(), state of found_inf. SKIP_TEST facts: operator, skipped (what the path
+# goes on with), rank_local.
+READ_SCALE, SKIP_TEST = "read scale", "skip test"
+
+# State. SAVE and LOAD facts: holds (kinds of state in the file: "model", "optimizer", "scaler").
+SAVE, LOAD = "save", "load"
+
+# CAST: parameters or inputs to a dtype by hand (facts: dtype, live). EVALUATE: a validation pass.
+CAST, EVALUATE = "cast", "evaluate"
+
+# A call that the reader could not look into, with a scaler, an optimizer or a scaled loss in it.
+OPAQUE = "opaque"

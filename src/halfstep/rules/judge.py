@@ -1,0 +1,62 @@
+"""Rules against one program path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from halfstep.records.finding import Finding, Related
+from halfstep.rules.events import Event
+from halfstep.rules.ledger import Ledger
+from halfstep.rules.rule import Hit, OrderRule, Rule
+
+
+class Judge:
+    """Feeds events to rules, one at a time; a guard keeps one for the whole run.
+
+    Args:
+        rules: Rules to ask; those that are not over events are left out.
+    """
+
+    def __init__(self, rules: Iterable[type[Rule]]) -> None:
+        self.ledger = Ledger()
+        self._rules = [rule() for rule in rules if issubclass(rule, OrderRule)]
+        self._listeners: dict[str, list[OrderRule]] = {}
+        for rule in self._rules:
+            for kind in rule.listens:
+                self._listeners.setdefault(kind, []).append(rule)
+
+    def feed(self, event: Event) -> Iterator[Finding]:
+        """What the rules say about `event`; afterwards the ledger has taken it over."""
+        for rule in self._listeners.get(event.kind, ()):
+            for hit in rule.on_event(event, self.ledger):
+                yield finding_of(type(rule), hit)
+        self.ledger.apply(event)
+
+    def finish(self) -> Iterator[Finding]:
+        """What the rules say at the end of the path."""
+        for rule in self._rules:
+            for hit in rule.finish(self.ledger):
+                yield finding_of(type(rule), hit)
+
+
+def judge(path: Iterable[Event], rules: Iterable[type[Rule]]) -> list[Finding]:
+    """All findings of one path, each once."""
+    judge_ = Judge(rules)
+    found = [finding for event in path for finding in judge_.feed(event)]
+    return list(dict.fromkeys([*found, *judge_.finish()]))
+
+
+def finding_of(rule: type[Rule], hit: Hit) -> Finding:
+    """The record of a hit."""
+    where = hit.where
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        severity=hit.severity or rule.severity,
+        path=where.path,
+        line=where.line,
+        column=where.column,
+        message=(hit.message or rule.message).format(**hit.values),
+        remedy=rule.remedy.format(**hit.values),
+        related=tuple(Related(place.path, place.line, text) for place, text in hit.related),
+    )

@@ -1,0 +1,92 @@
+"""What a rule is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from halfstep.rules.events import Event, Place
+
+if TYPE_CHECKING:
+    from halfstep.records.finding import Severity
+    from halfstep.rules.ledger import Ledger
+    from halfstep.rules.source import Source
+
+
+class Hit:
+    """A mistake that a rule sees.
+
+    Attributes:
+        where: The line to change.
+        related: Other places, each with what it has to do with it.
+        values: Fill the ``{fields}`` of the rule's message and remedy.
+        severity: Instead of the rule's own, where a variant is milder.
+        message: Instead of the rule's own, where a variant needs other words.
+    """
+
+    __slots__ = ("message", "related", "severity", "values", "where")
+
+    def __init__(
+        self,
+        where: Event | Place,
+        *related: tuple[Event | Place | None, str],
+        severity: Severity | None = None,
+        message: str | None = None,
+        **values: Any,
+    ) -> None:
+        self.where = _place(where)
+        self.related = [(_place(place), text) for place, text in related if place is not None]
+        self.severity = severity
+        self.message = message
+        self.values = values
+
+
+def _place(where: Event | Place) -> Place:
+    return where.where if isinstance(where, Event) else where
+
+
+class Rule:
+    """One rule; the class attributes are all that docs, tests and ``--explain`` need.
+
+    Attributes:
+        severity: ``"error"``, ``"warning"`` or ``"note"``.
+        readers: ``"LG"``, ``"L"`` or ``"G"``: linter, guard.
+        message: What the mistake does to training; may hold ``{fields}``.
+        remedy: What to write instead.
+        bad: A script that runs and makes the mistake, its lines marked with ``# <- CODE``.
+        good: The same script done right.
+        code, name: From the name of the rule's file.
+    """
+
+    severity: ClassVar[Severity] = "error"
+    readers: ClassVar[str] = "LG"
+    message: ClassVar[str]
+    remedy: ClassVar[str]
+    bad: ClassVar[str]
+    good: ClassVar[str]
+    code: ClassVar[str]
+    name: ClassVar[str]
+
+
+class OrderRule(Rule):
+    """A rule over events: a small state machine, one instance per program path."""
+
+    listens: ClassVar[tuple[str, ...]]
+
+    def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        """What is wrong with `event`, given the state before it."""
+        raise NotImplementedError
+
+    def finish(self, ledger: Ledger) -> Iterator[Hit]:
+        """What is wrong with a path as a whole, at its end."""
+        return iter(())
+
+
+class SourceRule(Rule):
+    """A rule over the text of one file, for what no event shows."""
+
+    readers: ClassVar[str] = "L"
+
+    def check(self, source: Source) -> Iterator[Hit]:
+        """All that is wrong in `source`."""
+        raise NotImplementedError
