@@ -63,6 +63,8 @@ class Recorder:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self._nested:  # torch calls its own methods; a script calls them from outside
                 return original(*args, **kwargs)
+            # `model.parameters()` can be read once: by us or by the script
+            args = tuple([*a] if isinstance(a, types.GeneratorType) else a for a in args)
             after = record(*args, **kwargs)
             self._nested += 1
             try:
