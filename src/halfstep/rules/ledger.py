@@ -25,12 +25,16 @@ class Part:
         epoch: How many updates the scaler had made by then.
         unscaled: The event that divided them by the scale.
         stepped: The step that used them.
+        under: The step that had used what was there before, and nothing has cleared.
+        after_skip: Whether that step may have been skipped.
     """
 
-    __slots__ = ("epoch", "event", "scaler", "stepped", "unscaled")
+    __slots__ = ("after_skip", "epoch", "event", "scaler", "stepped", "under", "unscaled")
 
     def __init__(self, event: Event, epoch: int) -> None:
         self.event = event
+        self.under: Event | None = None
+        self.after_skip = False
         self.scaler = event.scaler
         self.epoch = epoch
         self.unscaled: Event | None = None
@@ -204,9 +208,11 @@ class Ledger:
         epoch = self.scale(event.scaler).epoch if event.scaler else 0
         for optimizer in event.optimizers:
             window = self.window(optimizer)
-            if window.spent() and event.scaler:
+            part = Part(event, epoch)
+            if window.spent():
+                part.under, part.after_skip = window.spent()[-1].stepped, window.may_be_skipped()
                 window.parts = window.waiting()  # as if they had been cleared
-            window.parts.append(Part(event, epoch))
+            window.parts.append(part)
             window.skip_known = False
             window.skipped = None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from halfstep.rules.events import STEP, UNSCALE, Event
 from halfstep.rules.examples import SETUP
-from halfstep.rules.ledger import Ledger
+from halfstep.rules.ledger import UNSCALED, Ledger
 from halfstep.rules.rule import Hit, OrderRule
 
 
@@ -48,8 +48,14 @@ for x, y in batches:
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         if not event.scaler:
             return
-        for window in ledger.windows(event):
-            for part in window.waiting():
-                if part.scaler is None and part.unscaled is None:
-                    place = "divided by the scale"
-                    yield Hit(part.event, (event, place), scaler=event.scaler)
+        scale = ledger.scale(event.scaler)
+        for optimizer in event.optimizers:
+            window = ledger.window(optimizer)
+            raw = [p for p in window.waiting() if p.scaler is None and p.unscaled is None]
+            if not raw or not window.known:
+                continue
+            late = scale.stage(optimizer) == UNSCALED
+            text = "this comes after unscale_: nobody looks whether its gradients are finite."
+            related = (event, "used here" if late else "divided by the scale")
+            message = text if late else None
+            yield Hit(raw[0].event, related, message=message, scaler=event.scaler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import EMA, SCHEDULE, STEP, Event
+from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -20,7 +20,7 @@ class ScheduleIgnoresSkip(OrderRule):
     """
 
     severity = "note"
-    listens = (STEP, SCHEDULE, EMA)
+    listens = (STEP, UPDATE, SCHEDULE, EMA)
     message = "this moves even where {scaler}.step() skipped the update."
     remedy = (
         "compare the scale: `before = {scaler}.get_scale()` ahead of update(), and step only if"
@@ -56,21 +56,39 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
     def __init__(self) -> None:
         self._last: dict[tuple[str, str | None], int] = {}
         self._scaled: dict[str, Event] = {}
+        self._ahead: dict[str, Event] = {}
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        if event.kind == UPDATE:
+            yield from self._settle(ledger)
+            return
         for optimizer in event.optimizers:
             if event.kind == STEP:
                 if event.scaler:
                     self._scaled[optimizer] = event
-                continue
-            now = ledger.num_steps.get(optimizer, 0)
-            steps = now - self._last.get((optimizer, event.model), 0)
-            self._last[optimizer, event.model] = now
-            # Two or more steps since: it moves once per epoch, and one skip is nothing to it.
-            followed = steps == 1 and not ledger.window(optimizer).waiting()
-            if followed and optimizer in self._scaled and self._blind(event, ledger, optimizer):
-                step = self._scaled[optimizer]
-                yield Hit(event, (step, "may skip"), scaler=step.scaler)
+            elif self._once_per_step(event, ledger, optimizer):
+                if ledger.window(optimizer).waiting():
+                    self._ahead[optimizer] = event
+                elif optimizer in self._scaled and self._blind(event, ledger, optimizer):
+                    yield self._hit(event, optimizer)
+
+    def _once_per_step(self, event: Event, ledger: Ledger, optimizer: str) -> bool:
+        """Two or more steps since: it moves once per epoch, and one skip is nothing to it."""
+        now = ledger.num_steps.get(optimizer, 0)
+        steps = now - self._last.get((optimizer, event.model), 0)
+        self._last[optimizer, event.model] = now
+        return steps == 1 or (steps == 0 and bool(ledger.window(optimizer).waiting()))
+
+    def _settle(self, ledger: Ledger) -> Iterator[Hit]:
+        """What moved before the step it belongs to, now that the step is over."""
+        for optimizer, event in self._ahead.items():
+            if optimizer in self._scaled and self._blind(event, ledger, optimizer):
+                yield self._hit(event, optimizer)
+        self._ahead = {}
+
+    def _hit(self, event: Event, optimizer: str) -> Hit:
+        step = self._scaled[optimizer]
+        return Hit(event, (step, "may skip"), scaler=step.scaler)
 
     def _blind(self, event: Event, ledger: Ledger, optimizer: str) -> bool:
         window = ledger.window(optimizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import BACKWARD, Event
+from halfstep.rules.events import STEP, UNSCALE, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -19,7 +19,7 @@ class GradientsKeptAfterSkip(OrderRule):
     """
 
     severity = "error"
-    listens = (BACKWARD,)
+    listens = (UNSCALE, STEP)
     message = "after a skipped step the gradients are still there: their inf or NaN stays for ever."
     remedy = "call optimizer.zero_grad() in every window, whether the step ran or not."
     bad = (
@@ -46,8 +46,7 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
     )
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if not event.scaler:
-            return
         for window in ledger.windows(event):
-            if window.spent() and window.may_be_skipped():
-                yield Hit(event, (window.spent()[-1].stepped, "may skip"))
+            for part in window.waiting():
+                if part.scaler and part.under and part.after_skip:
+                    yield Hit(part.event, (part.under, "may skip"))

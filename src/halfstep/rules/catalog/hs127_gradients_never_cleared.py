@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import BACKWARD, Event
+from halfstep.rules.events import STEP, UNSCALE, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -19,7 +19,7 @@ class GradientsNeverCleared(OrderRule):
     """
 
     severity = "error"
-    listens = (BACKWARD,)
+    listens = (UNSCALE, STEP)
     message = "this adds to gradients that a step has used already; nothing clears them."
     remedy = "call optimizer.zero_grad() once per window."
     bad = (
@@ -43,8 +43,7 @@ for x, y in batches:
     )
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if not event.scaler:
-            return
         for window in ledger.windows(event):
-            if window.spent() and not window.may_be_skipped():
-                yield Hit(event, (window.spent()[-1].stepped, "step"))
+            for part in window.waiting():
+                if part.scaler and part.under and not part.after_skip:
+                    yield Hit(part.event, (part.under, "step"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import STEP, Event
+from halfstep.rules.events import STEP, UNSCALE, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import UNSCALED, Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -19,7 +19,7 @@ class BackwardAfterUnscale(OrderRule):
     """
 
     severity = "error"
-    listens = (STEP,)
+    listens = (UNSCALE, STEP)
     message = (
         "this unscales the window too early: a later backward adds gradients that keep the scale."
     )
@@ -53,6 +53,11 @@ for x, y in batches:
         if not event.scaler:
             return
         scale = ledger.scale(event.scaler)
+        if event.kind == UNSCALE:
+            if scale.born and not scale.used and not ledger.opaque:
+                text = "nothing was scaled before this line; torch raises here."
+                yield Hit(event, message=text, scaler=event.scaler)
+            return
         for optimizer in event.optimizers:
             if scale.stage(optimizer) != UNSCALED or optimizer in scale.abandoned:
                 continue

@@ -1,0 +1,227 @@
+"""Runs a program on stock torch beside its erased reference and says what it does wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from erased import Erased, Vector
+from programs import Program, flat
+
+RAISES, VALUE, CLOCK, SCALE_LAW, INERT, RIGHT = (
+    *("raises", "value", "clock"),
+    *("scale law", "inert", "right"),
+)
+NUM_WINDOWS = 5
+START: Vector = (1.0, 0.5)
+INIT_SCALE = 1024.0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a program runs in.
+
+    Attributes:
+        fault: Window and slot of a micro-batch that is non-finite at any scale.
+        fault_call: Window and number of a loss in it that is non-finite at any scale.
+        limit: Scale above which every gradient is non-finite.
+        growth_interval: Of the scaler.
+        max_norm: Of every clip.
+    """
+
+    fault: tuple[int, int] | None = None
+    fault_call: tuple[int, int] | None = None
+    limit: float = math.inf
+    growth_interval: int = 1000
+    max_norm: float = 0.25
+
+
+ENVIRONMENTS = (
+    Environment(),
+    Environment(growth_interval=1),
+    Environment(fault=(2, 0)),
+    Environment(fault=(0, 0), growth_interval=1, max_norm=1e9),
+    Environment(limit=768.0, growth_interval=1),
+    Environment(limit=768.0, max_norm=1e9),
+    Environment(fault_call=(2, 1)),
+    Environment(fault_call=(2, 2)),
+)
+
+
+class _Faulty(torch.autograd.Function):
+    """The identity; its backward is where faults of data and of range are born."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Any, faulty: bool, limit: float, log: list[bool]) -> Any:
+        ctx.faulty, ctx.limit, ctx.log = faulty, limit, log
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        finite = not ctx.faulty and bool(gradient.abs() <= ctx.limit)
+        ctx.log.append(finite)
+        return (gradient if finite else gradient * math.inf), None, None, None
+
+
+def batch_of(window: int) -> list[Vector]:
+    """Inputs of the micro-batches of a window, in powers of two."""
+    return [(2.0 ** -(window % 2), 0.5), (0.5, 2.0 ** -(window % 3))]
+
+
+@dataclass
+class Run:
+    """What a program did: one snapshot per window, what it raised, which backwards were finite."""
+
+    snapshots: list[dict[str, Any]] = field(default_factory=list)
+    finite: list[list[bool]] = field(default_factory=list)
+    error: Exception | None = None
+
+
+class Harness:
+    """The module ``faults`` that every program imports from."""
+
+    def __init__(self, program: Program, environment: Environment) -> None:
+        self.run = Run()
+        self._program = program
+        self._environment = environment
+        self._namespace: dict[str, Any] = {}
+        self._log: list[bool] = []
+        self._calls = (-1, -1)
+
+    def module(self) -> types.ModuleType:
+        module = types.ModuleType("faults")
+        names = {
+            "loss_fn": self._loss,
+            "batches": self._batches(),
+            "start": self._start,
+            "MAX_NORM": self._environment.max_norm,
+            "GROWTH_INTERVAL": self._environment.growth_interval,
+            "INIT_SCALE": INIT_SCALE,
+            "USE_AMP": True,
+        }
+        vars(module).update(names)
+        return module
+
+    def _loss(self, output: Any, tag: tuple[int, int]) -> Any:
+        loss = 0.5 * output.square().sum()
+        window, call = self._calls
+        self._calls = (tag[0], call + 1 if window == tag[0] else 0)
+        environment = self._environment
+        faulty = tag == environment.fault or self._calls == environment.fault_call
+        return _Faulty.apply(loss, faulty, self._environment.limit, self._log)
+
+    def _batches(self) -> Iterator[list[tuple[Any, tuple[int, int]]]]:
+        for window in range(NUM_WINDOWS):
+            rows = enumerate(batch_of(window))
+            yield [(torch.tensor(x, dtype=torch.float64), (window, k)) for k, x in rows]
+            self._snapshot()
+
+    def _start(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        for optimizer in self._program.optimizers():
+            weight = namespace[f"model_{optimizer[-1]}"].weight
+            weight.data.copy_(torch.tensor([START]))
+            namespace[f"average_{optimizer[-1]}"].module.weight.data.copy_(weight.data)
+
+    def _snapshot(self) -> None:
+        self.run.finite.append(self._log[:])
+        self._log.clear()
+        state: dict[str, Any] = {}
+        for optimizer in self._program.optimizers():
+            letter, space = optimizer[-1], self._namespace
+            weight = space[f"model_{letter}"].weight
+            buffer = space[optimizer].state.get(weight, {}).get("momentum_buffer")
+            state[optimizer] = {
+                "weights": tuple(weight.data.flatten().tolist()),
+                "momentum": None if buffer is None else tuple(buffer.flatten().tolist()),
+                "clock": space[f"schedule_{letter}"].last_epoch,
+                "average": tuple(space[f"average_{letter}"].module.weight.flatten().tolist()),
+            }
+        self.run.snapshots.append(state)
+
+
+def run(program: Program, environment: Environment, text: str | None = None) -> Run:
+    """Execute a program, with stock torch."""
+    harness = Harness(program, environment)
+    sys.modules["faults"] = harness.module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            exec(compile(text or flat(program), "<script>", "exec"), {"__name__": "__main__"})
+        except Exception as error:
+            harness.run.error = error
+    return harness.run
+
+
+def reference(program: Program, environment: Environment, found: Run) -> list[dict[str, Any]]:
+    """Snapshots of the erased program, given which backwards of the real one were finite."""
+    erased = Erased(dict.fromkeys(program.optimizers(), START), environment.max_norm)
+    snapshots = []
+    for window, finite in enumerate(found.finite):
+        left = iter(finite)
+        for i, op in enumerate(program.body):
+            if op[0] == "backward":
+                erased.run(op, batch_of(window), finite=next(left))
+            else:
+                erased.run(op, batch_of(window), comes=_step_comes(program, i))
+        snapshots.append(
+            {
+                o: {
+                    "weights": erased.weights[o],
+                    "momentum": erased.momentum[o],
+                    "clock": erased.clocks[o],
+                    "average": erased.averages[o][0],
+                }
+                for o in program.optimizers()
+            }
+        )
+    return snapshots
+
+
+def _step_comes(program: Program, position: int) -> bool:
+    """Whether the next step of the same optimizer comes before its gradients are cleared."""
+    optimizer = program.body[position][-1]
+    following = (*program.body[position + 1 :], *program.body[: position + 1])
+    mine = (op[0] for op in following if op[-1] == optimizer)
+    return next((k for k in mine if k.startswith(("zero", "step", "direct"))), "zero") != "zero"
+
+
+def _differ(left: Any, right: Any) -> bool:
+    if left is None or right is None:
+        return left is not right
+    pairs = zip(left, right, strict=True)
+    return not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in pairs)
+
+
+def verdict_in(program: Program, environment: Environment) -> str:
+    found = run(program, environment)
+    if found.error is not None:
+        if not isinstance(found.error, (RuntimeError, AssertionError)):
+            raise found.error
+        return RAISES
+    rows = zip(found.snapshots, reference(program, environment, found), strict=True)
+    pairs = [(a[o], b[o]) for a, b in rows for o in program.optimizers()]
+    if any(_differ(a[key], b[key]) for a, b in pairs for key in ("weights", "momentum")):
+        return VALUE
+    if any(a["clock"] != b["clock"] or _differ(a["average"], b["average"]) for a, b in pairs):
+        return CLOCK
+    return RIGHT
+
+
+def verdict(program: Program) -> str:
+    """The worst over all environments, of raises, value, clock and right."""
+    order = (RAISES, VALUE, CLOCK, RIGHT)
+    worst = RIGHT
+    # A norm over two optimizers spreads the fault of one to the other: no order repairs that.
+    joint = ("clip both",) in program.body
+    for environment in ENVIRONMENTS[:2] if joint else ENVIRONMENTS:
+        worst = min(worst, verdict_in(program, environment), key=order.index)
+        if worst == RAISES:
+            break
+    return worst
