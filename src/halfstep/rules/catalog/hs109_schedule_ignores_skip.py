@@ -68,7 +68,8 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
                     self._scaled[optimizer] = event
             elif self._once_per_step(event, ledger, optimizer):
                 if ledger.window(optimizer).waiting():
-                    self._ahead[optimizer] = event
+                    if event.kind == EMA:  # of a schedule HS110 speaks
+                        self._ahead[optimizer] = event
                 elif optimizer in self._scaled and self._blind(event, ledger, optimizer):
                     yield self._hit(event, optimizer)
 

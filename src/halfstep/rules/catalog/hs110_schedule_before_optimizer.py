@@ -28,9 +28,7 @@ class ScheduleBeforeOptimizer(OrderRule):
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
 for x, y in batches:
     scaler.scale(loss_of(x, y)).backward()
-    before = scaler.get_scale()
-    if scaler.get_scale() >= before:
-        scheduler.step()  # <- HS110
+    scheduler.step()  # <- HS110
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()

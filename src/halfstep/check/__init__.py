@@ -1,0 +1,1 @@
+"""The linter: source code -> events and patterns -> findings. Files are never executed."""

@@ -1,0 +1,93 @@
+"""Which paths through a program are followed.
+
+A path is one run of the interpreter. Wherever it cannot know which way a condition goes, it asks
+`Path.decide`; the same condition gets the same answer on the whole path. The first path takes the
+main way everywhere. Further paths turn one of its decisions, then two, and so on: the plain ways
+come first, and a limit cuts the odd ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+
+from halfstep.rules.events import Event
+
+MAX_PATHS = 48
+MAX_STEPS = 6000
+
+
+class PathEnded(Exception):  # noqa: N818 - the normal end of a path that grew too long
+    """The path has run long enough; what it did so far counts."""
+
+
+class Silent(Exception):  # noqa: N818 - not an error either
+    """A framework does the work on this path: nothing can be said about it."""
+
+
+class Path:
+    """One way through the program.
+
+    Args:
+        given: The first decisions; later ones go the main way.
+
+    Attributes:
+        taken: All decisions so far.
+        events: What happened.
+    """
+
+    def __init__(self, given: tuple[bool, ...] = ()) -> None:
+        self.taken: list[bool] = []
+        self.events: list[Event] = []
+        self._given = given
+        self._known: dict[Hashable, bool] = {}
+        self._count = 0
+        self._steps = 0
+
+    def decide(self, key: Hashable, main: bool = True) -> bool:
+        """Which way a condition goes; the same for the same `key`."""
+        if key not in self._known:
+            position = len(self.taken)
+            choice = self._given[position] if position < len(self._given) else main
+            self.taken.append(choice)
+            self._known[key] = choice
+        return self._known[key]
+
+    def fresh(self) -> int:
+        """A number that this path has not used."""
+        self._count += 1
+        return self._count
+
+    def tick(self) -> None:
+        """Count a statement."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise PathEnded
+
+
+def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]:
+    """Run the program once per path; yields the paths that can be judged."""
+    queue: deque[tuple[bool, ...]] = deque([()])
+    seen: set[tuple[Hashable, ...]] = set()
+    for _ in range(limit):
+        if not queue:
+            return
+        given = queue.popleft()
+        path = Path(given)
+        silent = _is_silent(run, path)
+        for i in range(len(given), len(path.taken)):
+            queue.append((*path.taken[:i], not path.taken[i]))
+        events = tuple((e.kind, e.where, e.scaler, repr(e.facts)) for e in path.events)
+        if not silent and events not in seen:
+            seen.add(events)
+            yield path
+
+
+def _is_silent(run: Callable[[Path], None], path: Path) -> bool:
+    try:
+        run(path)
+    except PathEnded:
+        pass
+    except Silent:
+        return True
+    return False

@@ -1,0 +1,430 @@
+"""Expressions of the interpreter: values, conditions, items of what is looped over."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from halfstep.check.calls import Calls
+from halfstep.check.module import last_name
+from halfstep.check.values import (
+    NOBODY,
+    Average,
+    Class,
+    Const,
+    External,
+    Function,
+    Grad,
+    Instance,
+    Mapping,
+    Models,
+    Modulo,
+    Optimizer,
+    Params,
+    ProjectModule,
+    Scaled,
+    Scaler,
+    ScaleRead,
+    Schedule,
+    Scope,
+    Sequence,
+    SkipTest,
+    Unknown,
+    Value,
+)
+from halfstep.rules import events as e
+
+if TYPE_CHECKING:
+    from halfstep.check.machine import Machine
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.eq,
+    ast.IsNot: operator.ne,
+}
+_FINITE = frozenset(["isfinite", "isinf", "isnan", "found_inf"])
+_SETTINGS = frozenset(["args", "cfg", "config", "opt", "opts", "hparams", "conf", "self", "params"])
+
+
+class Expressions:
+    """Evaluates expressions for a `Machine`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._calls = Calls(machine, self)
+        self._kinds: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
+            ast.Constant: lambda node, scope: Const(node.value),
+            ast.Name: self._name,
+            ast.Attribute: self._attribute,
+            ast.Call: self._calls.call,
+            ast.BinOp: self._binary,
+            ast.BoolOp: self._bool,
+            ast.UnaryOp: self._unary,
+            ast.Compare: self._compare,
+            ast.IfExp: self._choice,
+            ast.Tuple: self._sequence,
+            ast.List: self._sequence,
+            ast.Set: self._sequence,
+            ast.Dict: self._dict,
+            ast.Subscript: self._subscript,
+            ast.Lambda: lambda node, scope: Function(node, scope),
+            ast.ListComp: self._comprehension,
+            ast.GeneratorExp: self._comprehension,
+            ast.SetComp: self._comprehension,
+            ast.NamedExpr: self._named,
+            ast.Starred: lambda node, scope: self.evaluate(node.value, scope),
+            ast.Await: lambda node, scope: self.evaluate(node.value, scope),
+        }
+
+    def evaluate(self, node: ast.expr, scope: Scope) -> Value:
+        """The value of `node`."""
+        kind = self._kinds.get(type(node))
+        return kind(node, scope) if kind else self._machine.unknown()
+
+    # Names
+
+    def _name(self, node: ast.Name, scope: Scope) -> Value:
+        value = scope.find(node.id)
+        if value is None:
+            value = self.used_as(Unknown(("name", node.id), node.id))
+            root = scope
+            while root.parent is not None:
+                root = root.parent
+            root.names[node.id] = value
+        return value
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Value:
+        return self.attribute(self.evaluate(node.value, scope), node.attr)
+
+    def attribute(self, owner: Value, name: str) -> Value:
+        """``owner.name``."""
+        if isinstance(owner, External):
+            return External(f"{owner.name}.{name}")
+        if isinstance(owner, ProjectModule):
+            return owner.scope.names.get(name) or External(f"?.{name}")
+        if isinstance(owner, Instance):
+            return self._member(owner, name)
+        if isinstance(owner, Params) and name == "grad":
+            return Grad(owner.of)
+        if isinstance(owner, (Grad, Scaled)) or (isinstance(owner, Params) and name == "data"):
+            return owner
+        if isinstance(owner, Optimizer) and name == "param_groups":
+            return Sequence([Mapping({"params": Params(owner.params or NOBODY)})])
+        if isinstance(owner, Average) and name == "module":
+            return self._machine.unknown(name)
+        if isinstance(owner, Unknown):
+            root = None if owner.name in _SETTINGS else owner.root
+            return self.used_as(Unknown(("of", owner.key, name), name, owner.models, root))
+        return self._machine.unknown(name, owner.models)
+
+    def _member(self, owner: Instance, name: str) -> Value:
+        if name in owner.attributes:
+            return owner.attributes[name]
+        found = self.class_member(owner.cls, name)
+        if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            decorators = {last_name(d) for d in found.decorator_list}
+            me = None if "staticmethod" in decorators else owner
+            function = Function(found, self._home(owner.cls, name), me)
+            return self._machine.call(function, [], {}) if "property" in decorators else function
+        value: Value
+        if found is not None:
+            value = self.evaluate(found, owner.cls.scope)
+        else:
+            value = self.used_as(Unknown(("of", owner.key, name), name))
+        owner.attributes[name] = value
+        return value
+
+    def class_member(self, cls: Class, name: str) -> Any:
+        """Method or value of a class attribute, bases of the project included."""
+        for item in cls.node.body:
+            if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
+                return item
+            if isinstance(item, (ast.Assign, ast.AnnAssign)) and item.value is not None:
+                targets = item.targets if isinstance(item, ast.Assign) else [item.target]
+                if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+                    return item.value
+        bases = (b for b in cls.bases if isinstance(b, Class) and b is not cls)
+        return next((m for base in bases if (m := self.class_member(base, name))), None)
+
+    def _home(self, cls: Class, name: str) -> Scope:
+        if cls.method(name) is not None:
+            return cls.scope
+        bases = (b for b in cls.bases if isinstance(b, Class) and b is not cls)
+        return next((self._home(b, name) for b in bases if self.class_member(b, name)), cls.scope)
+
+    def used_as(self, value: Unknown) -> Value:
+        """A scaler, optimizer or schedule where the file uses the name as one."""
+        module = self._machine.module
+        kind = module.kind_of(value.name) if module is not None and value.name else None
+        if kind == "scaler":
+            return Scaler(value.name)
+        if kind == "optimizer":
+            return self._optimizer(value, value.models or None)
+        return Schedule(value.name, None) if kind == "schedule" else value
+
+    def _optimizer(self, value: Unknown, params: Models | None) -> Optimizer:
+        self._machine.optimizers.setdefault(value.name, params)
+        return Optimizer(value.name, params)
+
+    def named(self, value: Value, target: ast.expr) -> Value:
+        """`value` as it is once it has a variable: its name, and what that is used as."""
+        name = last_name(target)
+        if name is None:
+            return value
+        if isinstance(value, (Scaler, Optimizer, Schedule, Average)):
+            self._machine.names.setdefault(value.id, ast.unparse(target))
+        if isinstance(value, Unknown) and value.name != name:
+            fresh = Unknown(value.key, name, value.models, value.root)
+            used = self.used_as(fresh)
+            return used if used is not fresh else value
+        return value
+
+    # Operators
+
+    def _binary(self, node: ast.BinOp, scope: Scope) -> Value:
+        left, right = self.evaluate(node.left, scope), self.evaluate(node.right, scope)
+        if isinstance(node.op, ast.Mod) and isinstance(left, Const) and type(left.value) is int:
+            return Modulo(left.value)
+        if isinstance(left, Const) and isinstance(right, Const):
+            return self._folded(node.op, left.value, right.value)
+        for side in (left, right):
+            if isinstance(side, Scaled):
+                return Scaled(side.scaler, left.models | right.models)
+            if isinstance(side, ScaleRead):
+                return side
+        if isinstance(node.op, ast.Add) and isinstance(left, (Sequence, Params)):
+            return Sequence([left, right])
+        return self._machine.unknown(models=left.models | right.models)
+
+    def _folded(self, op: ast.operator, left: Any, right: Any) -> Value:
+        try:
+            return Const(_ARITHMETIC[type(op)](left, right))
+        except (KeyError, TypeError, ValueError, ArithmeticError):
+            return self._machine.unknown()
+
+    def _unary(self, node: ast.UnaryOp, scope: Scope) -> Value:
+        value = self.evaluate(node.operand, scope)
+        if isinstance(node.op, ast.Not):
+            if isinstance(value, SkipTest):
+                return SkipTest(value.scaler, f"not {value.operator}")
+            truth = value.truth
+            return Const(not truth) if truth is not None else Unknown(("not", value.key))
+        if isinstance(node.op, ast.USub) and isinstance(value, Const):
+            return self._folded(ast.Sub(), 0, value.value)
+        return value
+
+    def _bool(self, node: ast.BoolOp, scope: Scope) -> Value:
+        stop = isinstance(node.op, ast.Or)
+        seen: list[Value] = []
+        for part in node.values:
+            value = self.evaluate(part, scope)
+            if isinstance(value, SkipTest):
+                return value
+            if value.truth is stop:
+                return value if not seen else self._either(node, [*seen, value])
+            if value.truth is None:
+                seen.append(value)
+        return self._either(node, seen) if seen else Const(not stop)
+
+    def _either(self, node: ast.BoolOp, parts: list[Value]) -> Value:
+        if len(parts) == 1:
+            return parts[0]
+        models = NOBODY.union(*(p.models for p in parts))
+        return Unknown((type(node.op).__name__, *(p.key for p in parts)), "", models)
+
+    def _compare(self, node: ast.Compare, scope: Scope) -> Value:
+        sides = [self.evaluate(side, scope) for side in (node.left, *node.comparators)]
+        reads = [side for side in sides if isinstance(side, ScaleRead)]
+        if reads:
+            return SkipTest(reads[0].scaler, type(node.ops[0]).__name__)
+        if len(sides) != 2:
+            return Unknown(("compare", *(side.key for side in sides)))
+        return self._compare_two(node.ops[0], *sides)
+
+    def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
+        if isinstance(left, Modulo) and isinstance(right, Const) and type(right.value) is int:
+            equal = (left.left - right.value) % 2 == 0
+            return Const(equal != isinstance(op, ast.NotEq))
+        if isinstance(left, Const) and isinstance(right, Const):
+            try:
+                return Const(_COMPARISONS[type(op)](left.value, right.value))
+            except (KeyError, TypeError):
+                return self._machine.unknown()
+        if isinstance(right, Const) and right.value is None and left.truth is not None:
+            return Const(isinstance(op, (ast.IsNot, ast.NotEq)))
+        key = (left.key, right.key)
+        if isinstance(op, (ast.NotEq, ast.IsNot, ast.NotIn)):
+            return Unknown(("not", ("equal", *key)))
+        equal = isinstance(op, (ast.Eq, ast.Is, ast.In))
+        return Unknown(("equal", *key) if equal else (type(op).__name__, *key))
+
+    def _choice(self, node: ast.IfExp, scope: Scope) -> Value:
+        module = self._machine.module
+        assert module is not None
+        constant = any(isinstance(n, ast.Constant) for n in (node.body, node.orelse))
+        if not (constant or module.relevant(node.body) or module.relevant(node.orelse)):
+            return self.evaluate(node.body, scope)
+        chosen = node.body if self.condition(node.test, scope) else node.orelse
+        return self.evaluate(chosen, scope)
+
+    def condition(self, node: ast.expr, scope: Scope, main: bool = True) -> bool:
+        """Which way the path goes at `node`."""
+        if any(last_name(n) in _FINITE for n in ast.walk(node)):
+            self._machine.finite_known = True
+        return self._decide(node, scope, main)
+
+    def _decide(self, node: ast.expr, scope: Scope, main: bool) -> bool:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self._decide(node.operand, scope, not main)
+        if isinstance(node, ast.BoolOp):
+            stop = isinstance(node.op, ast.Or)
+            return (
+                stop if any(self._decide(p, scope, main) is stop for p in node.values) else not stop
+            )
+        value = self.evaluate(node, scope)
+        if isinstance(value, SkipTest):
+            facts = {"operator": value.operator}
+            scaler = value.scaler.id if value.scaler else None
+            self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
+        if value.truth is not None:
+            return value.truth
+        return self._ask(value.key, main)
+
+    def _ask(self, key: Hashable, main: bool) -> bool:
+        if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
+            return not self._ask(key[1], not main)
+        return self._machine.path.decide(key, main)
+
+    # Containers
+
+    def _sequence(self, node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Value:
+        return Sequence([self.evaluate(item, scope) for item in node.elts])
+
+    def _dict(self, node: ast.Dict, scope: Scope) -> Value:
+        items: dict[Any, Value] = {}
+        for key, item in zip(node.keys, node.values, strict=True):
+            value = self.evaluate(item, scope)
+            items[key.value if isinstance(key, ast.Constant) else id(item)] = value
+        return Mapping(items)
+
+    def _subscript(self, node: ast.Subscript, scope: Scope) -> Value:
+        owner = self.evaluate(node.value, scope)
+        index = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if isinstance(owner, Mapping) and index in owner.items:
+            return owner.items[index]
+        if isinstance(owner, Sequence) and isinstance(index, int) and owner.items:
+            return owner.items[index] if -len(owner.items) <= index < len(owner.items) else owner
+        if isinstance(owner, (Params, Grad, Scaled)):
+            return owner
+        if isinstance(owner, Unknown):
+            name = index if isinstance(index, str) else ""
+            key = ("at", owner.key, repr(index)) if index is not None else ("new", self.count())
+            return self.used_as(Unknown(key, name, owner.models, owner.root))
+        return self._machine.unknown(models=owner.models)
+
+    def count(self) -> int:
+        """A number of its own."""
+        return self._machine.path.fresh()
+
+    def _comprehension(
+        self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope
+    ) -> Value:
+        inner = Scope(scope.module, scope)
+        first = node.generators[0]
+        over = self.evaluate(first.iter, inner)
+        results = []
+        for item in self.items(over, 1):
+            self._machine.bind(first.target, item, inner)
+            for more in node.generators[1:]:
+                inside = next(self.items(self.evaluate(more.iter, inner), 1), None)
+                if inside is not None:
+                    self._machine.bind(more.target, inside, inner)
+            results.append(self.evaluate(node.elt, inner))
+        if len(results) != 1:
+            return Sequence(results)
+        plain = isinstance(results[0], (Unknown, Const, Sequence))
+        return Repeated(results[0]) if plain else results[0]
+
+    def _named(self, node: ast.NamedExpr, scope: Scope) -> Value:
+        value = self.evaluate(node.value, scope)
+        self._machine.bind(node.target, value, scope)
+        return value
+
+    def item(self, value: Value, index: int) -> Value:
+        """What the `index`-th name of a tuple on the left gets."""
+        if isinstance(value, Sequence) and index < len(value.items):
+            return value.items[index]
+        if isinstance(value, Unknown):
+            return Unknown(("at", value.key, repr(index)), "", value.models)
+        return self._machine.unknown(models=value.models)
+
+    def items(self, over: Value, rounds: int) -> Iterator[Value]:
+        """What a loop goes through; an unknown length counts as `rounds`."""
+        if isinstance(over, Sequence) and over.items:
+            yield from over.items[:8]
+        elif isinstance(over, (Params, Grad)):
+            yield over
+        elif isinstance(over, Repeated):
+            yield from [over.item] * rounds
+        elif isinstance(over, Mapping):
+            yield from (Const(key) for key in list(over.items)[:8])
+        elif isinstance(over, Counted):
+            yield from over.items(self, rounds)
+        else:
+            for _ in range(rounds):
+                yield Unknown(("new", self.count()), "", over.models)
+
+
+class Repeated(Value):
+    """A list of unknown length, each item as `item`."""
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: Value) -> None:
+        self.item = item
+
+    @property
+    def models(self) -> Models:  # type: ignore[override]
+        """Of its items."""
+        return self.item.models
+
+
+class Counted(Value):
+    """``range(n)`` or ``enumerate(over)``.
+
+    Attributes:
+        over: What is counted; ``None`` for a range.
+        start: The first number.
+        length: Of the range, if it is known.
+    """
+
+    __slots__ = ("length", "over", "start")
+
+    def __init__(self, over: Value | None, start: int = 0, length: int | None = None) -> None:
+        self.over = over
+        self.start = start
+        self.length = length
+
+    def items(self, expressions: Expressions, rounds: int) -> Iterator[Value]:
+        """The numbers, or pairs of number and item."""
+        if self.over is None:
+            known = self.length is not None and self.length <= 4
+            for i in range(self.length if known and self.length is not None else rounds):
+                yield Const(self.start + i)
+            return
+        for i, item in enumerate(expressions.items(self.over, rounds)):
+            yield Sequence([Const(self.start + i), item])

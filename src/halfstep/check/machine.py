@@ -1,0 +1,360 @@
+"""The interpreter: one path through a program, statement by statement.
+
+It knows what a training step is made of and nothing else: every other value is opaque. Functions
+and methods of the project are followed when they are called; loops run twice (four times where a
+condition counts micro-batches); a branch in which nothing can happen costs no decision.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from halfstep.check.explore import Path
+from halfstep.check.expressions import Expressions
+from halfstep.check.module import Module
+from halfstep.check.project import Project
+from halfstep.check.values import (
+    Class,
+    Const,
+    Context,
+    Function,
+    FunctionNode,
+    Instance,
+    Mapping,
+    Models,
+    Params,
+    Scope,
+    Sequence,
+    Unknown,
+    Value,
+)
+from halfstep.rules import events as e
+from halfstep.rules.events import Event
+
+MAX_DEPTH = 14
+NONE = Const(None)
+
+
+class Returned(Exception):  # noqa: N818
+    """A ``return`` on its way to the call."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+
+class LoopLeft(Exception):  # noqa: N818
+    """A ``break``."""
+
+
+class LoopContinued(Exception):  # noqa: N818
+    """A ``continue``."""
+
+
+class Raised(Exception):  # noqa: N818
+    """A ``raise`` of the program."""
+
+
+class Machine:
+    """Runs statements of a program on one path.
+
+    Args:
+        project: Where other files are found.
+        path: Decisions and events.
+        covered: Every function that any path has entered is added here.
+    """
+
+    def __init__(self, project: Project, path: Path, covered: set[int]) -> None:
+        self.project = project
+        self.path = path
+        self.covered = covered
+        self.stack: list[FunctionNode] = []
+        self.module: Module | None = None
+        self.no_grad = 0
+        self.finite_known = False
+        self.optimizers: dict[str, Models | None] = {}
+        self.names: dict[str, str] = {}  # provisional name of an object to that of its variable
+        self.expressions = Expressions(self)
+        self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
+            ast.Expr: self._expr,
+            ast.Assign: self._assign,
+            ast.AnnAssign: self._assign_one,
+            ast.AugAssign: self._augment,
+            ast.If: self._if,
+            ast.For: self._for,
+            ast.AsyncFor: self._for,
+            ast.While: self._while,
+            ast.With: self._with,
+            ast.AsyncWith: self._with,
+            ast.Try: self._try,
+            ast.FunctionDef: self._define,
+            ast.AsyncFunctionDef: self._define,
+            ast.ClassDef: self._define_class,
+            ast.Import: self._import,
+            ast.ImportFrom: self._import,
+            ast.Return: self._return,
+            ast.Global: self._global,
+            ast.Nonlocal: self._global,
+        }
+
+    def emit(self, kind: str, node: ast.AST, **fields: Any) -> None:
+        """Record an event at `node`."""
+        assert self.module is not None
+        if kind == e.BACKWARD:
+            self.finite_known = False
+        self.path.events.append(Event(kind, self.module.place(node), **fields))
+
+    # Statements
+
+    def run(self, statements: list[ast.stmt], scope: Scope) -> None:
+        """Execute a block."""
+        for statement in statements:
+            self.path.tick()
+            execute = self._statements.get(type(statement))
+            if execute is not None:
+                execute(statement, scope)
+            elif isinstance(statement, ast.Break):
+                raise LoopLeft
+            elif isinstance(statement, ast.Continue):
+                raise LoopContinued
+            elif isinstance(statement, ast.Raise):
+                raise Raised
+            elif isinstance(statement, ast.Match):
+                self._match(statement, scope)
+
+    def _expr(self, node: ast.Expr, scope: Scope) -> None:
+        self.expressions.evaluate(node.value, scope)
+
+    def _assign(self, node: ast.Assign, scope: Scope) -> None:
+        value = self.expressions.evaluate(node.value, scope)
+        for target in node.targets:
+            self.bind(target, value, scope)
+
+    def _assign_one(self, node: ast.AnnAssign, scope: Scope) -> None:
+        if node.value is not None:
+            self.bind(node.target, self.expressions.evaluate(node.value, scope), scope)
+
+    def _augment(self, node: ast.AugAssign, scope: Scope) -> None:
+        combined = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
+        self.bind(node.target, self.expressions.evaluate(combined, scope), scope)
+
+    def bind(self, target: ast.expr, value: Value, scope: Scope) -> None:
+        """Assign `value` to a name, an attribute, an item or a tuple of these."""
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for i, part in enumerate(target.elts):
+                self.bind(part, self.expressions.item(value, i), scope)
+        elif isinstance(target, ast.Starred):
+            self.bind(target.value, self.unknown("*", value.models), scope)
+        else:
+            self._bind_one(target, value, scope)
+
+    def _bind_one(self, target: ast.expr, value: Value, scope: Scope) -> None:
+        value = self.expressions.named(value, target)
+        if isinstance(target, ast.Name):
+            scope.set(target.id, value)
+        elif isinstance(target, ast.Attribute):
+            owner = self.expressions.evaluate(target.value, scope)
+            if isinstance(owner, Instance):
+                owner.attributes[target.attr] = value
+            elif target.attr == "grad" and isinstance(owner, Params):
+                self.emit(e.EDIT, target, facts={"how": "set", "models": owner.of})
+        elif isinstance(target, ast.Subscript):
+            owner = self.expressions.evaluate(target.value, scope)
+            if isinstance(owner, Mapping) and isinstance(target.slice, ast.Constant):
+                owner.items[target.slice.value] = value
+
+    def _if(self, node: ast.If, scope: Scope) -> None:
+        assert self.module is not None
+        matters = any(map(self.module.relevant, (*node.body, *node.orelse)))
+        if not matters:
+            self.expressions.evaluate(node.test, scope)
+            self.run(node.body, scope)
+            return
+        if self.expressions.condition(node.test, scope, main=not _leaves(node.body)):
+            self.run(node.body, scope)
+        else:
+            self.run(node.orelse, scope)
+
+    def _match(self, node: ast.Match, scope: Scope) -> None:
+        subject = self.expressions.evaluate(node.subject, scope)
+        for i, case in enumerate(node.cases):
+            last = i == len(node.cases) - 1
+            if last or self.path.decide(("case", subject.key, ast.dump(case.pattern))):
+                self.run(case.body, scope)
+                return
+
+    def _for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
+        assert self.module is not None
+        over = self.expressions.evaluate(node.iter, scope)
+        matters = any(map(self.module.relevant, node.body))
+        rounds = 1 if not matters else (4 if _counts(node.body) else 2)
+        for item in self.expressions.items(over, rounds):
+            self.bind(node.target, item, scope)
+            if not self._round(node.body, scope):
+                return
+        self.run(node.orelse, scope)
+
+    def _while(self, node: ast.While, scope: Scope) -> None:
+        assert self.module is not None
+        matters = any(map(self.module.relevant, node.body))
+        for _ in range(1 if not matters else (4 if _counts(node.body) else 2)):
+            if self.expressions.evaluate(node.test, scope).truth is False:
+                break
+            if not self._round(node.body, scope):
+                return
+        self.run(node.orelse, scope)
+
+    def _round(self, body: list[ast.stmt], scope: Scope) -> bool:
+        """One round of a loop; whether another may follow."""
+        try:
+            self.run(body, scope)
+        except LoopContinued:
+            return True
+        except LoopLeft:
+            return False
+        return True
+
+    def _with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> None:
+        entered = []
+        for item in node.items:
+            value = self.expressions.evaluate(item.context_expr, scope)
+            if isinstance(value, Context):
+                self.enter(value, item.context_expr)
+                entered.append((value, item.context_expr))
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, value, scope)
+        try:
+            self.run(node.body, scope)
+        finally:
+            for value, expression in reversed(entered):
+                self.leave(value, expression)
+
+    def enter(self, context: Context, node: ast.AST) -> None:
+        """Go into a context manager."""
+        if context.kind == "no_grad":
+            self.no_grad += 1
+        else:
+            kind = e.AUTOCAST_ENTER if context.kind == "autocast" else e.NO_SYNC_ENTER
+            self.emit(kind, node, facts=context.facts)
+
+    def leave(self, context: Context, node: ast.AST) -> None:
+        """Leave it."""
+        if context.kind == "no_grad":
+            self.no_grad -= 1
+        else:
+            kind = e.AUTOCAST_EXIT if context.kind == "autocast" else e.NO_SYNC_EXIT
+            self.emit(kind, node)
+
+    def _try(self, node: ast.Try, scope: Scope) -> None:
+        assert self.module is not None
+        handlers = [h for h in node.handlers if any(map(self.module.relevant, h.body))]
+        try:
+            if handlers and self.path.decide(("raises", self.path.fresh()), main=False):
+                self.run(handlers[0].body, scope)
+                return
+            try:
+                self.run(node.body, scope)
+            except Raised:
+                if node.handlers:
+                    self.run(node.handlers[0].body, scope)
+                    return
+                raise
+            self.run(node.orelse, scope)
+        finally:
+            self.run(node.finalbody, scope)
+
+    def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
+        scope.set(node.name, Function(node, scope))
+
+    def _define_class(self, node: ast.ClassDef, scope: Scope) -> None:
+        bases = [self.expressions.evaluate(base, scope) for base in node.bases]
+        scope.set(node.name, Class(node, scope, bases))
+
+    def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        self.project.bind_import(node, scope)
+
+    def _return(self, node: ast.Return, scope: Scope) -> None:
+        value = self.expressions.evaluate(node.value, scope) if node.value is not None else NONE
+        raise Returned(value)
+
+    def _global(self, node: ast.Global | ast.Nonlocal, scope: Scope) -> None:
+        scope.globals_.update(node.names)
+
+    # Calls of the project's own functions
+
+    def call(self, function: Function, given: list[Value], named: dict[str, Value]) -> Value:
+        """Run a function of the project and return what it returns."""
+        node = function.node
+        if node in self.stack or len(self.stack) >= MAX_DEPTH:
+            return self.unknown("recursion")
+        scope = Scope(function.scope.module, function.scope)
+        arguments = [function.me, *given] if function.me is not None else given
+        self._bind_arguments(node.args, arguments, named, scope)
+        self.covered.add(id(node))
+        before, self.module = self.module, function.scope.module
+        self.stack.append(node)
+        try:
+            return self._body(node, scope)
+        finally:
+            self.stack.pop()
+            self.module = before
+
+    def _body(self, node: FunctionNode, scope: Scope) -> Value:
+        if isinstance(node, ast.Lambda):
+            return self.expressions.evaluate(node.body, scope)
+        contexts = [self.expressions.evaluate(d, scope) for d in node.decorator_list]
+        active = [c for c in contexts if isinstance(c, Context)]
+        for context in active:
+            self.enter(context, node)
+        try:
+            self.run(node.body, scope)
+        except Returned as returned:
+            return returned.value
+        finally:
+            for context in reversed(active):
+                self.leave(context, node)
+        return NONE
+
+    def _bind_arguments(
+        self, spec: ast.arguments, given: list[Value], named: dict[str, Value], scope: Scope
+    ) -> None:
+        listed = [*spec.posonlyargs, *spec.args]
+        defaults = dict(zip(reversed(listed), reversed(spec.defaults), strict=False))
+        only = dict(zip(spec.kwonlyargs, spec.kw_defaults, strict=True))
+        for parameter, value in zip(listed, given, strict=False):
+            scope.names[parameter.arg] = value
+        for parameter in [*listed[len(given) :], *spec.kwonlyargs]:
+            default = defaults.get(parameter) or only.get(parameter)
+            scope.names[parameter.arg] = self._argument(parameter.arg, named, default, scope)
+        if spec.vararg:
+            scope.names[spec.vararg.arg] = Sequence(given[len(listed) :])
+        if spec.kwarg:
+            scope.names[spec.kwarg.arg] = self.unknown(spec.kwarg.arg)
+
+    def _argument(
+        self, name: str, named: dict[str, Value], default: ast.expr | None, scope: Scope
+    ) -> Value:
+        if name in named:
+            return named[name]
+        if default is not None and scope.parent is not None:
+            return self.expressions.evaluate(default, scope.parent)
+        return self.unknown(name)
+
+    def unknown(self, name: str = "", models: Models = frozenset()) -> Unknown:
+        """A value of its own that nothing is known about."""
+        return Unknown(("new", self.path.fresh()), name, models)
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    """Whether a branch ends the iteration, the loop, the function or the program."""
+    last = body[-1]
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return getattr(last.value.func, "attr", "") in ("exit", "_exit")
+    return isinstance(last, (ast.Continue, ast.Break, ast.Return, ast.Raise))
+
+
+def _counts(body: list[ast.stmt]) -> bool:
+    """Whether a condition in a loop counts its rounds: ``(i + 1) % accumulate == 0``."""
+    tests = (n.test for s in body for n in ast.walk(s) if isinstance(n, (ast.If, ast.IfExp)))
+    return any(isinstance(n, ast.Mod) for test in tests for n in ast.walk(test))

@@ -1,0 +1,153 @@
+"""The source reader: a file -> program paths as events."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from halfstep.check.explore import Path, PathEnded, paths
+from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Raised, Returned
+from halfstep.check.module import Module, last_name
+from halfstep.check.project import Project
+from halfstep.check.values import Class, Const, Function, Instance, Models, Scope, Value
+from halfstep.rules import events as e
+from halfstep.rules.events import Event
+
+_ENDS = (Returned, LoopLeft, LoopContinued, Raised)
+
+
+def read(module: Module, project: Project) -> Iterator[list[Event]]:
+    """The paths through a file.
+
+    First the file as a script, with all that it calls; then every function and method that this
+    did not reach and in which something happens, callers before the called. Their arguments are
+    what their names are used as. They run twice: somebody calls them once per step.
+    """
+    covered: set[int] = set()
+    yield from _explore(module, project, covered, None)
+    for node, owner in _definitions(module):
+        if id(node) not in covered and module.relevant(node):
+            yield from _explore(module, project, covered, (node, owner))
+
+
+_Root = tuple[ast.FunctionDef | ast.AsyncFunctionDef, ast.ClassDef | None]
+
+
+def _explore(
+    module: Module, project: Project, covered: set[int], root: _Root | None
+) -> Iterator[list[Event]]:
+    machines: list[Machine] = []
+
+    def run(path: Path) -> None:
+        machine = Machine(project, path, covered)
+        machines[:] = [machine]
+        _run(machine, module, root)
+
+    for path in paths(run):
+        yield resolve(path.events, machines[0])
+
+
+def _run(machine: Machine, module: Module, root: _Root | None) -> None:
+    machine.module = module
+    scope = Scope(module)
+    scope.names["__name__"] = Const("__main__" if root is None else module.name)
+    try:
+        if root is None:
+            machine.run(module.tree.body, scope)
+            return
+        _define(machine, module, scope)
+        _call_twice(machine, scope, root)
+    except _ENDS:
+        pass
+
+
+def _define(machine: Machine, module: Module, scope: Scope) -> None:
+    """Imports, definitions and constants of the file; its other statements do not run."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    for node in module.tree.body:
+        constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        if constant or isinstance(node, kinds):
+            machine.run([node], scope)
+
+
+def _call_twice(machine: Machine, scope: Scope, root: _Root) -> None:
+    node, owner = root
+    me: Value | None = None
+    if owner is not None:
+        me = _instance(machine, scope, owner)
+    home = scope
+    function = Function(node, home, me)
+    given = [
+        machine.expressions.used_as(machine.unknown(a.arg))
+        for a in [*node.args.posonlyargs, *node.args.args][1 if me is not None else 0 :]
+    ]
+    for _ in range(2):
+        machine.call(function, given, {})
+        if any(event.kind == e.SCALER for event in machine.path.events):
+            return
+
+
+def _instance(machine: Machine, scope: Scope, owner: ast.ClassDef) -> Instance:
+    cls = scope.names.get(owner.name)
+    if not isinstance(cls, Class) or cls.node is not owner:
+        cls = Class(owner, scope, [])
+    instance = Instance(cls)
+    if cls.method("__init__") is not None:
+        function = machine.expressions.attribute(instance, "__init__")
+        assert isinstance(function, Function)
+        spec = function.node.args
+        named = {a.arg: machine.expressions.used_as(machine.unknown(a.arg)) for a in spec.args[1:]}
+        try:
+            machine.call(function, [], named)
+        except PathEnded:
+            raise
+        except _ENDS:
+            pass
+        machine.path.events = [
+            ev for ev in machine.path.events if ev.kind not in (e.SCALER, e.OPTIMIZER)
+        ]
+    return instance
+
+
+def _definitions(module: Module) -> list[_Root]:
+    """Functions and methods, those that others call last."""
+    found: list[_Root] = []
+    for node in module.tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.append((node, None))
+        elif isinstance(node, ast.ClassDef):
+            methods = [
+                m for m in node.body if isinstance(m, (ast.FunctionDef, ast.AsyncFunctionDef))
+            ]
+            found += [(m, node) for m in methods if m.name != "__init__"]
+    called = {last_name(n.func) for n in ast.walk(module.tree) if isinstance(n, ast.Call)}
+    return sorted(found, key=lambda root: root[0].name in called)
+
+
+def resolve(events: list[Event], machine: Machine) -> list[Event]:
+    """Put in which optimizers a backward, clip or edit concerns, and the variables' names."""
+    optimizers = {o for ev in events for o in ev.optimizers if ev.kind != e.OPTIMIZER}
+    known = {o: machine.optimizers.get(o) for o in optimizers}
+    return [_resolved(event, known, machine.names) for event in events]
+
+
+def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, str]) -> Event:
+    if "models" in event.facts:
+        sure, maybe = _owners(event.facts["models"], known)
+        event = event._replace(optimizers=sure, maybe=maybe)
+    return event._replace(
+        scaler=names.get(event.scaler, event.scaler) if event.scaler else None,
+        optimizers=tuple(names.get(o, o) for o in event.optimizers),
+        maybe=tuple(names.get(o, o) for o in event.maybe),
+        facts={k: v for k, v in event.facts.items() if k != "models"},
+    )
+
+
+def _owners(
+    models: Models | None, known: dict[str, Models | None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if len(known) == 1:
+        return tuple(known), ()
+    sure = tuple(o for o, of in known.items() if models and of and of & models)
+    maybe = tuple(o for o, of in known.items() if not models or not of)
+    return sure, tuple(o for o in maybe if o not in sure)
