@@ -25,7 +25,7 @@ class Erased:
         self.clocks = dict.fromkeys(weights, 0)
         self.averages: dict[str, tuple[Vector, int]] = {o: (w, 0) for o, w in weights.items()}
         self._bad = dict.fromkeys(weights, False)
-        self._applied: dict[str, bool | None] = dict.fromkeys(weights)
+        self._applied = dict.fromkeys(weights, True)
         self._waiting = dict.fromkeys(weights, False)
         self._ahead: list[tuple[str, str, Vector]] = []
         self._max_norm = max_norm

@@ -147,7 +147,7 @@ def setup(program: Program) -> str:
     for scaler in dict.fromkeys(s for _, s in program.scalers):
         arguments = "init_scale=INIT_SCALE, growth_interval=GROWTH_INTERVAL"
         lines.append(f'{scaler} = torch.amp.GradScaler("cpu", {arguments})')
-    return "\n".join([*lines, "ran = False", "start(globals())", ""])
+    return "\n".join([*lines, "ran = True", "start(globals())", ""])
 
 
 def text_of(op: Op, owner: str = "") -> str:
@@ -222,7 +222,7 @@ def in_a_class(program: Program) -> str:
     return (
         setup(program)
         + f"class Trainer:\n    def __init__(self, use_amp, {', '.join(given)}):\n"
-        + f"        self.use_amp = use_amp\n        self.ran = False\n{stored}\n\n"
+        + f"        self.use_amp = use_amp\n        self.ran = True\n{stored}\n\n"
         + f"    def collect(self, batch):\n        if self.use_amp:\n{first}\n\n"
         + f"    def apply(self, batch):\n        if self.use_amp:\n{second}\n        else:\n{plain}\n\n"
         + "    def train(self):\n        for batch in batches:\n"

@@ -220,7 +220,7 @@ class Expressions:
         value = self.evaluate(node.operand, scope)
         if isinstance(node.op, ast.Not):
             if isinstance(value, SkipTest):
-                return SkipTest(value.scaler, f"not {value.operator}")
+                return SkipTest(value.scaler, f"not {value.operator}", value.num_steps)
             truth = value.truth
             return Const(not truth) if truth is not None else Unknown(("not", value.key))
         if isinstance(node.op, ast.USub) and isinstance(value, Const):
@@ -250,7 +250,8 @@ class Expressions:
         sides = [self.evaluate(side, scope) for side in (node.left, *node.comparators)]
         reads = [side for side in sides if isinstance(side, ScaleRead)]
         if reads:
-            return SkipTest(reads[0].scaler, type(node.ops[0]).__name__)
+            name = type(node.ops[0]).__name__
+            return SkipTest(reads[0].scaler, name, self._machine.num_steps)
         if len(sides) != 2:
             return Unknown(("compare", *(side.key for side in sides)))
         return self._compare_two(node.ops[0], *sides)
@@ -296,7 +297,8 @@ class Expressions:
                 stop if any(self._decide(p, scope, main) is stop for p in node.values) else not stop
             )
         value = self.evaluate(node, scope)
-        if isinstance(value, SkipTest):
+        if isinstance(value, SkipTest) and value.num_steps == self._machine.num_steps:
+            self._machine.tests_seen += 1
             facts = {"operator": value.operator}
             scaler = value.scaler.id if value.scaler else None
             self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
@@ -323,7 +325,8 @@ class Expressions:
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Value:
         owner = self.evaluate(node.value, scope)
-        index = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        at = self.evaluate(node.slice, scope)
+        index = at.value if isinstance(at, Const) else None
         if isinstance(owner, Mapping) and index in owner.items:
             return owner.items[index]
         if isinstance(owner, Sequence) and isinstance(index, int) and owner.items:

@@ -73,6 +73,10 @@ class Machine:
         self.module: Module | None = None
         self.no_grad = 0
         self.finite_known = False
+        self.num_steps = 0
+        self.tests_seen = 0  # whether an update was skipped
+        self.guarded = 0  # depth of branches under such a test
+        self._after_test = False  # the other branch of such a test has left
         self.optimizers: dict[str, Models | None] = {}
         self.names: dict[str, str] = {}  # provisional name of an object to that of its variable
         self.expressions = Expressions(self)
@@ -103,6 +107,11 @@ class Machine:
         assert self.module is not None
         if kind == e.BACKWARD:
             self.finite_known = False
+            self._after_test = False
+        elif kind == e.STEP:
+            self.num_steps += 1
+        elif kind in (e.SCHEDULE, e.EMA, e.ZERO_GRAD) and (self.guarded or self._after_test):
+            fields["facts"] = {**fields.get("facts", {}), "guarded": True}
         self.path.events.append(Event(kind, self.module.place(node), **fields))
 
     # Statements
@@ -171,10 +180,17 @@ class Machine:
             self.expressions.evaluate(node.test, scope)
             self.run(node.body, scope)
             return
-        if self.expressions.condition(node.test, scope, main=not _leaves(node.body)):
-            self.run(node.body, scope)
-        else:
-            self.run(node.orelse, scope)
+        seen = self.tests_seen
+        chosen, other = node.body, node.orelse
+        if not self.expressions.condition(node.test, scope, main=not _leaves(node.body)):
+            chosen, other = other, chosen
+        tested = self.tests_seen > seen
+        self.guarded += tested
+        try:
+            self.run(chosen, scope)
+        finally:
+            self.guarded -= tested
+        self._after_test |= tested and bool(other) and _leaves(other)
 
     def _match(self, node: ast.Match, scope: Scope) -> None:
         subject = self.expressions.evaluate(node.subject, scope)

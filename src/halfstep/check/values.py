@@ -144,6 +144,10 @@ class Params(Value):
     def __init__(self, of: Models) -> None:
         self.of = of
 
+    @property
+    def models(self) -> Models:  # type: ignore[override]
+        return self.of
+
 
 class Grad(Value):
     """Gradients of some modules."""
@@ -178,13 +182,18 @@ class ScaleRead(Value):
 
 
 class SkipTest(Value):
-    """A comparison of scales, or of what a step returned: was the update skipped?"""
+    """A comparison of scales: was the update skipped?
 
-    __slots__ = ("operator", "scaler")
+    Attributes:
+        num_steps: Steps before it was made: a later step is not what it speaks of.
+    """
 
-    def __init__(self, scaler: Scaler | None, operator: str) -> None:
+    __slots__ = ("num_steps", "operator", "scaler")
+
+    def __init__(self, scaler: Scaler | None, operator: str, num_steps: int) -> None:
         self.scaler = scaler
         self.operator = operator
+        self.num_steps = num_steps
 
     @property
     def truth(self) -> bool | None:

@@ -7,6 +7,10 @@ import sys
 
 def main() -> None:
     """Entry point of ``halfstep``."""
+    if sys.argv[1:2] == ["check"]:  # starts in a fraction of the time that Typer alone takes
+        from halfstep.cli.check import check
+
+        sys.exit(check(sys.argv[2:]))
     try:
         from halfstep.cli.app import app
     except ImportError as error:

@@ -1,0 +1,97 @@
+"""Files -> findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from halfstep.check.files import Unreadable, decode, python_files, read_bytes
+from halfstep.check.module import GATE, Module
+from halfstep.check.project import Project
+from halfstep.check.read import read
+from halfstep.records.finding import Finding
+from halfstep.rules.judge import judge
+from halfstep.rules.rule import OrderRule, Rule
+
+_GATE = re.compile(GATE.pattern.encode())
+_IGNORE = re.compile(r"#\s*halfstep:\s*ignore(?:\[([\w\s,]*)\])?")
+
+
+class Report:
+    """What a check found.
+
+    Attributes:
+        findings: By path, line and code; none that a comment silences.
+        num_files: Files that were looked at.
+        problems: Files that could not be checked, each with the reason and whether it was named.
+    """
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.num_files = 0
+        self.problems: list[tuple[str, str, bool]] = []
+
+
+def check_paths(paths: Iterable[str], rules: list[type[Rule]]) -> Report:
+    """Check files and folders.
+
+    Args:
+        paths: Of both.
+        rules: From the registry.
+    """
+    report, project = Report(), Project()
+    found: dict[tuple[str, str, int], Finding] = {}
+    for path, named in python_files(paths):
+        report.num_files += 1
+        try:
+            for finding in _check_file(path, rules, project):
+                found.setdefault((finding.code, finding.path, finding.line), finding)
+        except Unreadable as problem:
+            report.problems.append((path, str(problem), named))
+    report.findings = sorted(found.values(), key=lambda f: (f.path, f.line, f.column, f.code))
+    return report
+
+
+def _check_file(path: str, rules: list[type[Rule]], project: Project) -> list[Finding]:
+    data = read_bytes(path)
+    if not _GATE.search(data):
+        return []
+    return check_text(path, decode(data), rules, project)
+
+
+def check_text(
+    path: str, text: str, rules: list[type[Rule]], project: Project | None = None
+) -> list[Finding]:
+    """Check one source text.
+
+    Args:
+        path: What findings show, and where its imports are looked for.
+        text: The source.
+        rules: From the registry.
+        project: Files read so far.
+    """
+    project = project or Project()
+    over_events = [rule for rule in rules if issubclass(rule, OrderRule) and "L" in rule.readers]
+    try:
+        module = Module(path, text)
+        project.add(module)
+        found: dict[tuple[str, str, int], Finding] = {}
+        for events in read(module, project):
+            for finding in judge(events, over_events):
+                found.setdefault((finding.code, finding.path, finding.line), finding)
+    except SyntaxError as error:
+        raise Unreadable(f"line {error.lineno}: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise Unreadable("nested too deeply") from None
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
+    return [f for f in found.values() if not _is_ignored(f, path, text, project)]
+
+
+def _is_ignored(finding: Finding, path: str, text: str, project: Project) -> bool:
+    lines = (text if finding.path == path else project.text(finding.path)).splitlines()
+    comment = _IGNORE.search(lines[finding.line - 1]) if finding.line <= len(lines) else None
+    if comment is None:
+        return False
+    codes = comment.group(1)
+    return codes is None or finding.code in re.split(r"[\s,]+", codes)
