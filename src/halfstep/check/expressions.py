@@ -284,7 +284,9 @@ class Expressions:
 
     def condition(self, node: ast.expr, scope: Scope, main: bool = True) -> bool:
         """Which way the path goes at `node`."""
-        if any(last_name(n) in _FINITE for n in ast.walk(node)):
+        module = self._machine.module
+        assert module is not None
+        if module.once("finite", node, lambda: _asks_finite(node)):
             self._machine.finite_known = True
         return self._decide(node, scope, main)
 
@@ -390,6 +392,10 @@ class Expressions:
         else:
             for _ in range(rounds):
                 yield Unknown(("new", self.count()), "", over.models)
+
+
+def _asks_finite(node: ast.expr) -> bool:
+    return any(last_name(n) in _FINITE for n in ast.walk(node))
 
 
 class Repeated(Value):

@@ -204,7 +204,7 @@ class Machine:
         assert self.module is not None
         over = self.expressions.evaluate(node.iter, scope)
         matters = any(map(self.module.relevant, node.body))
-        rounds = 1 if not matters else (4 if _counts(node.body) else 2)
+        rounds = 1 if not matters else (4 if self._counts(node) else 2)
         for item in self.expressions.items(over, rounds):
             self.bind(node.target, item, scope)
             if not self._round(node.body, scope):
@@ -214,12 +214,17 @@ class Machine:
     def _while(self, node: ast.While, scope: Scope) -> None:
         assert self.module is not None
         matters = any(map(self.module.relevant, node.body))
-        for _ in range(1 if not matters else (4 if _counts(node.body) else 2)):
+        for _ in range(1 if not matters else (4 if self._counts(node) else 2)):
             if self.expressions.evaluate(node.test, scope).truth is False:
                 break
             if not self._round(node.body, scope):
                 return
         self.run(node.orelse, scope)
+
+    def _counts(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
+        """Whether a condition in a loop counts its rounds: ``(i + 1) % accumulate == 0``."""
+        assert self.module is not None
+        return self.module.once("counts", node, lambda: _has_modulo(node.body))
 
     def _round(self, body: list[ast.stmt], scope: Scope) -> bool:
         """One round of a loop; whether another may follow."""
@@ -370,7 +375,6 @@ def _leaves(body: list[ast.stmt]) -> bool:
     return isinstance(last, (ast.Continue, ast.Break, ast.Return, ast.Raise))
 
 
-def _counts(body: list[ast.stmt]) -> bool:
-    """Whether a condition in a loop counts its rounds: ``(i + 1) % accumulate == 0``."""
+def _has_modulo(body: list[ast.stmt]) -> bool:
     tests = (n.test for s in body for n in ast.walk(s) if isinstance(n, (ast.If, ast.IfExp)))
     return any(isinstance(n, ast.Mod) for test in tests for n in ast.walk(test))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections.abc import Callable
 
 from halfstep.rules.events import Place
 
@@ -37,6 +38,10 @@ INTERESTING = frozenset(
         "custom_fwd",
         "scale_loss",
     ]
+)
+# A function is followed on its own only if one of these, or a name with "scaler", is in it.
+STRONG = frozenset(
+    ["GradScaler", "ShardedGradScaler", "autocast", "scale", "unscale_", "get_scale", "scale_loss"]
 )
 OPTIMIZERS = frozenset(
     [
@@ -85,7 +90,8 @@ class Module:
         self._calls: dict[str, set[str]] | None = None
         self._arguments: dict[str, set[str]] = {}
         self._relevant: dict[int, bool] = {}
-        self._definitions: set[str] | None = None
+        self._definitions: dict[frozenset[str], set[str]] = {}
+        self._memo: dict[tuple[str, int], bool] = {}
         self.imported: set[str] = set()  # names that come from other files of the project
 
     @property
@@ -148,30 +154,45 @@ class Module:
     def _own_relevance(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Call):
             name = last_name(node.func)
-            return name in INTERESTING or name in OPTIMIZERS or name in self._relevant_names()
+            if name in INTERESTING or name in OPTIMIZERS or name in self.imported:
+                return True
+            return name in self._closure(INTERESTING | OPTIMIZERS)
         if isinstance(node, (ast.Return, ast.Continue, ast.Break, ast.Raise)):
             return True
         if isinstance(node, ast.Assign):
             return isinstance(node.value, (ast.Constant, ast.IfExp, ast.Compare))
         return isinstance(node, ast.Attribute) and node.attr == "grad"
 
-    def _relevant_names(self) -> set[str]:
-        """Functions and classes of this file with events in them, and all that call these."""
-        if self._definitions is None:
-            found = set(self.imported)
+    def is_root(self, node: ast.AST) -> bool:
+        """Whether a scaler or autocast is at work in a function or in what it calls."""
+        names = _called_names(node)
+        if names & STRONG or names & self._closure(STRONG) or names & self.imported:
+            return True
+        return any("scaler" in (last_name(n) or "").lower() for n in ast.walk(node))
+
+    def _closure(self, words: frozenset[str]) -> set[str]:
+        """Functions and classes of this file that call one of `words`, and all that call these."""
+        if words not in self._definitions:
             definitions = [
                 node
                 for node in ast.walk(self.tree)
                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             ]
             called = {node: _called_names(node) for node in definitions}
-            interesting = INTERESTING | OPTIMIZERS
+            found: set[str] = set()
             size = -1
             while size != len(found):
                 size = len(found)
-                found |= {d.name for d, names in called.items() if names & (interesting | found)}
-            self._definitions = found
-        return self._definitions
+                found |= {d.name for d, names in called.items() if names & (words | found)}
+            self._definitions[words] = found
+        return self._definitions[words]
+
+    def once(self, what: str, node: ast.AST, test: Callable[[], bool]) -> bool:
+        """`test`, asked once per node: every path comes by here."""
+        key = (what, id(node))
+        if key not in self._memo:
+            self._memo[key] = test()
+        return self._memo[key]
 
 
 def _called_names(node: ast.AST) -> set[str]:

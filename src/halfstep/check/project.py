@@ -14,6 +14,7 @@ class Project:
 
     def __init__(self) -> None:
         self._files: dict[str, Module | None] = {}
+        self._found: dict[tuple[str, str, int], Module | None] = {}
 
     def add(self, module: Module) -> None:
         """A file that has been read already."""
@@ -56,6 +57,12 @@ class Project:
         return ProjectModule(definitions(module))
 
     def _module(self, importer: Module, dotted: str, level: int) -> Module | None:
+        key = (importer.path, dotted, level)
+        if key not in self._found:
+            self._found[key] = self._look(importer, dotted, level)
+        return self._found[key]
+
+    def _look(self, importer: Module, dotted: str, level: int) -> Module | None:
         folder = os.path.dirname(os.path.abspath(importer.path))
         relative = dotted.replace(".", os.sep)
         for _ in range(max(level - 1, 0)):

@@ -26,7 +26,7 @@ def read(module: Module, project: Project) -> Iterator[list[Event]]:
     covered: set[int] = set()
     yield from _explore(module, project, covered, None)
     for node, owner in _definitions(module):
-        if id(node) not in covered and module.relevant(node):
+        if id(node) not in covered and module.is_root(node):
             yield from _explore(module, project, covered, (node, owner))
 
 
