@@ -200,8 +200,9 @@ class Calls:
         if isinstance(value, Optimizer):
             return value
         if isinstance(value, Unknown) and value.name:
-            self._machine.optimizers.setdefault(value.name, None)
-            return Optimizer(value.name, None)
+            name = self._machine.name_of(value)
+            self._machine.optimizers.setdefault(name, None)
+            return Optimizer(name, None)
         return None
 
     def _of_optimizer(self, optimizer: Optimizer, method: str, call: Call) -> Value | None:

@@ -170,15 +170,15 @@ class Expressions:
         """A scaler, optimizer or schedule where the file uses the name as one."""
         module = self._machine.module
         kind = module.kind_of(value.name) if module is not None and value.name else None
+        if kind is None:
+            return value
+        name = self._machine.name_of(value)
         if kind == "scaler":
-            return Scaler(value.name)
+            return Scaler(name)
         if kind == "optimizer":
-            return self._optimizer(value, value.models or None)
-        return Schedule(value.name, None) if kind == "schedule" else value
-
-    def _optimizer(self, value: Unknown, params: Models | None) -> Optimizer:
-        self._machine.optimizers.setdefault(value.name, params)
-        return Optimizer(value.name, params)
+            self._machine.optimizers.setdefault(name, value.models or None)
+            return Optimizer(name, value.models or None)
+        return Schedule(name, None)
 
     def named(self, value: Value, target: ast.expr) -> Value:
         """`value` as it is once it has a variable: its name, and what that is used as."""
@@ -381,7 +381,7 @@ class Expressions:
         """What a loop goes through; an unknown length counts as `rounds`."""
         if isinstance(over, Sequence) and over.items:
             yield from over.items[:8]
-        elif isinstance(over, (Params, Grad)):
+        elif isinstance(over, (Params, Grad, Optimizer, Scaler, Schedule, Instance)):
             yield over
         elif isinstance(over, Repeated):
             yield from [over.item] * rounds

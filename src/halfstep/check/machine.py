@@ -362,6 +362,14 @@ class Machine:
             return self.expressions.evaluate(default, scope.parent)
         return self.unknown(name)
 
+    def name_of(self, value: Unknown) -> str:
+        """Of a scaler, optimizer or schedule that only its use shows: one per object."""
+        if isinstance(value.key, tuple) and value.key[0] == "new":
+            own = f"{value.name}#{value.key[1]}"
+            self.names[own] = value.name
+            return own
+        return value.name
+
     def unknown(self, name: str = "", models: Models = frozenset()) -> Unknown:
         """A value of its own that nothing is known about."""
         return Unknown(("new", self.path.fresh()), name, models)

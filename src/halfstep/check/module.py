@@ -121,6 +121,10 @@ class Module:
             return "optimizer"
         return None
 
+    def calls_anywhere(self, part: str, method: str) -> bool:
+        """Whether the file calls `method` on a name that contains `part`."""
+        return any(part in n.lower() and method in calls for n, calls in self._uses().items())
+
     def _uses(self) -> dict[str, set[str]]:
         """Last part of a name to the methods that are called on it."""
         if self._calls is None:

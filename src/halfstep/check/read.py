@@ -21,7 +21,8 @@ def read(module: Module, project: Project) -> Iterator[list[Event]]:
 
     First the file as a script, with all that it calls; then every function and method that this
     did not reach and in which something happens, callers before the called. Their arguments are
-    what their names are used as. They run twice: somebody calls them once per step.
+    what their names are used as. One that does a whole step runs twice: the next call is the next
+    step.
     """
     covered: set[int] = set()
     yield from _explore(module, project, covered, None)
@@ -56,7 +57,7 @@ def _run(machine: Machine, module: Module, root: _Root | None) -> None:
             machine.run(module.tree.body, scope)
             return
         _define(machine, module, scope)
-        _call_twice(machine, scope, root)
+        _call(machine, module, scope, root)
     except _ENDS:
         pass
 
@@ -70,7 +71,7 @@ def _define(machine: Machine, module: Module, scope: Scope) -> None:
             machine.run([node], scope)
 
 
-def _call_twice(machine: Machine, scope: Scope, root: _Root) -> None:
+def _call(machine: Machine, module: Module, scope: Scope, root: _Root) -> None:
     node, owner = root
     me: Value | None = None
     if owner is not None:
@@ -81,10 +82,18 @@ def _call_twice(machine: Machine, scope: Scope, root: _Root) -> None:
         machine.expressions.used_as(machine.unknown(a.arg))
         for a in [*node.args.posonlyargs, *node.args.args][1 if me is not None else 0 :]
     ]
-    for _ in range(2):
+    machine.call(function, given, {})
+    if _is_whole_step(machine.path.events, module):
         machine.call(function, given, {})
-        if any(event.kind == e.SCALER for event in machine.path.events):
-            return
+
+
+def _is_whole_step(events: list[Event], module: Module) -> bool:
+    """Whether a function does all of a step by itself, so that the next call is the next step."""
+    kinds = {event.kind for event in events}
+    scalers = {event.scaler for event in events if event.kind == e.STEP and event.scaler}
+    if e.SCALER in kinds or not scalers or not {e.BACKWARD, e.ZERO_GRAD} <= kinds:
+        return False
+    return e.UPDATE in kinds or not module.calls_anywhere("scaler", "update")
 
 
 def _instance(machine: Machine, scope: Scope, owner: ast.ClassDef) -> Instance:

@@ -1,0 +1,17 @@
+"""Zero findings on correct code."""
+
+from __future__ import annotations
+
+import pytest
+from correct_programs import CORRECT
+
+from halfstep.check.linter import check_text
+from halfstep.rules import registry
+
+RULES = registry.select()
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_correct_program_gives_no_finding(name: str) -> None:
+    found = [f for f in check_text("train.py", CORRECT[name], RULES) if f.severity != "note"]
+    assert [str(finding) for finding in found] == []
