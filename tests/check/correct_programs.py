@@ -72,7 +72,8 @@ d_scaler = torch.cuda.amp.GradScaler()
 for real, z in loader:
     with torch.cuda.amp.autocast():
         fake = generator(z)
-        d_loss = F.softplus(discriminator(fake.detach())).mean() + F.softplus(-discriminator(real)).mean()
+        d_loss = F.softplus(discriminator(fake.detach())).mean()
+        d_loss = d_loss + F.softplus(-discriminator(real)).mean()
     opt_d.zero_grad()
     d_scaler.scale(d_loss).backward()
     d_scaler.step(opt_d)

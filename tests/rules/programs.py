@@ -7,6 +7,7 @@ program is a setup (which optimizers and scalers there are) and the body of the 
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ TEXT = {
     "zero": "{0}.zero_grad()",
     "unscale": "{0}.unscale_({1})",
     "clip": "nn.utils.clip_grad_norm_({models}.parameters(), MAX_NORM)",
-    "clip both": "nn.utils.clip_grad_norm_([*model_a.parameters(), *model_b.parameters()], MAX_NORM)",
+    "clip both": (
+        "both = [*model_a.parameters(), *model_b.parameters()]\n"
+        "nn.utils.clip_grad_norm_(both, MAX_NORM)"
+    ),
     "step": "{0}.step({1})",
     "direct step": "{0}.step()",
     "update": "{0}.update()",
@@ -136,7 +140,7 @@ def _insertable(program: Program) -> Iterator[Op]:
 
 def setup(program: Program) -> str:
     lines = ["import torch", "from torch import nn", "from faults import *", ""]
-    for optimizer, scaler in program.scalers:
+    for optimizer, _ in program.scalers:
         letter = optimizer[-1]
         lines += [
             f"model_{letter} = nn.Linear(2, 1, bias=False).double()",
@@ -163,8 +167,6 @@ def text_of(op: Op, owner: str = "") -> str:
 
 
 def _owned(text: str, name: str, owner: str) -> str:
-    import re
-
     return re.sub(rf"(?<![\w.]){name}", owner + name, text) if owner else text
 
 
@@ -224,7 +226,8 @@ def in_a_class(program: Program) -> str:
         + f"class Trainer:\n    def __init__(self, use_amp, {', '.join(given)}):\n"
         + f"        self.use_amp = use_amp\n        self.ran = True\n{stored}\n\n"
         + f"    def collect(self, batch):\n        if self.use_amp:\n{first}\n\n"
-        + f"    def apply(self, batch):\n        if self.use_amp:\n{second}\n        else:\n{plain}\n\n"
+        + f"    def apply(self, batch):\n        if self.use_amp:\n{second}\n"
+        + f"        else:\n{plain}\n\n"
         + "    def train(self):\n        for batch in batches:\n"
         + "            self.collect(batch)\n            self.apply(batch)\n\n\n"
         + f"Trainer(USE_AMP, {', '.join(given)}).train()\n"

@@ -8,12 +8,14 @@ import warnings
 import pytest
 from recorder import record
 
+from halfstep.check.linter import check_text
 from halfstep.records import BadValueError
 from halfstep.rules import registry
 from halfstep.rules.judge import judge
 from halfstep.rules.rule import OrderRule, Rule
 
 RULES = registry.select()
+LINTED = [rule for rule in RULES if "L" in rule.readers]
 LIVE = [rule for rule in RULES if "G" in rule.readers]
 
 
@@ -53,6 +55,14 @@ def test_bad_example_as_it_runs_gives_exactly_its_findings(rule: type[Rule]) -> 
 @pytest.mark.parametrize("rule", LIVE, ids=lambda rule: rule.code)
 def test_good_example_as_it_runs_gives_nothing(rule: type[Rule]) -> None:
     assert found_live(rule.good) == (set(), None)
+
+
+@pytest.mark.parametrize("rule", LINTED, ids=lambda rule: rule.code)
+@pytest.mark.parametrize("example", ["bad", "good"])
+def test_example_as_source_gives_exactly_its_findings(rule: type[Rule], example: str) -> None:
+    script = getattr(rule, example)
+    found = check_text("example.py", script, RULES)
+    assert {(f.code, f.line) for f in found} == expected_lines(script)
 
 
 def test_select_of_a_beginning_takes_all_that_begin_with_it() -> None:
