@@ -25,7 +25,17 @@ ALLOWED = {
     "recipes": {"training"},
     "rules": set(),
     "check": {"rules"},
-    "cli": {"training", "tools", "report", "precision", "numerics", "update", "recipes", "check"},
+    "cli": {
+        "training",
+        "tools",
+        "report",
+        "precision",
+        "numerics",
+        "update",
+        "recipes",
+        "check",
+        "rules",
+    },
 }
 
 

@@ -25,7 +25,8 @@ class Erased:
         self.clocks = dict.fromkeys(weights, 0)
         self.averages: dict[str, tuple[Vector, int]] = {o: (w, 0) for o, w in weights.items()}
         self._bad = dict.fromkeys(weights, False)
-        self._applied = dict.fromkeys(weights, True)
+        self._applied = dict.fromkeys(weights, True)  # what a first look at it would say
+        self._began = dict.fromkeys(weights, False)
         self._waiting = dict.fromkeys(weights, False)
         self._ahead: list[tuple[str, str, Vector]] = []
         self._max_norm = max_norm
@@ -69,6 +70,7 @@ class Erased:
     def _step(self, o: str) -> None:
         gradient = self.gradients[o]
         self._applied[o], self._waiting[o] = not self._bad[o], False
+        self._began[o] = True
         if self._applied[o] and gradient is not None:
             old = self.momentum[o] or (0.0,) * len(gradient)
             moved = tuple(0.5 * m + g for m, g in zip(old, gradient, strict=True))
@@ -93,7 +95,7 @@ class Erased:
         if not self._applied[o]:
             return
         if kind == "schedule":
-            self.clocks[o] += 1
+            self.clocks[o] += self._began[o]
             return
         mean, n = self.averages[o]
         moved = tuple(m + (w - m) / (n + 1) for m, w in zip(mean, weights, strict=True))

@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
+from halfstep.rules import events as ev
 from halfstep.rules.events import Event
 
 MAX_PATHS = 48
-MAX_STEPS = 6000
+MAX_STEPS = 4000
+MAX_TOTAL = 30_000
+MAX_BARREN = 5
+_MATTERS = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE, ev.BACKWARD, ev.AUTOCAST_ENTER])
 
 
 class PathEnded(Exception):  # noqa: N818 - the normal end of a path that grew too long
@@ -34,6 +38,7 @@ class Path:
     Attributes:
         taken: All decisions so far.
         events: What happened.
+        num_steps: Statements executed.
     """
 
     def __init__(self, given: tuple[bool, ...] = ()) -> None:
@@ -42,7 +47,7 @@ class Path:
         self._given = given
         self._known: dict[Hashable, bool] = {}
         self._count = 0
-        self._steps = 0
+        self.num_steps = 0
 
     def decide(self, key: Hashable, main: bool = True) -> bool:
         """Which way a condition goes; the same for the same `key`."""
@@ -60,23 +65,30 @@ class Path:
 
     def tick(self) -> None:
         """Count a statement."""
-        self._steps += 1
-        if self._steps > MAX_STEPS:
+        self.num_steps += 1
+        if self.num_steps > MAX_STEPS:
             raise PathEnded
 
 
 def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]:
-    """Run the program once per path; yields the paths that can be judged."""
+    """Run the program once per path; yields the paths that can be judged.
+
+    Exploring ends early where the first paths show no event at all, and where all paths together
+    have run for very long: library code is full of branches and has no training step.
+    """
     queue: deque[tuple[bool, ...]] = deque([()])
     seen: set[tuple[Hashable, ...]] = set()
-    for _ in range(limit):
-        if not queue:
+    num_steps, num_events = 0, 0
+    for i in range(limit):
+        if not queue or num_steps > MAX_TOTAL or (i >= MAX_BARREN and not num_events):
             return
         given = queue.popleft()
         path = Path(given)
         silent = _is_silent(run, path)
-        for i in range(len(given), len(path.taken)):
-            queue.append((*path.taken[:i], not path.taken[i]))
+        num_steps += path.num_steps
+        num_events += sum(event.kind in _MATTERS for event in path.events)
+        for k in range(len(given), len(path.taken)):
+            queue.append((*path.taken[:k], not path.taken[k]))
         events = tuple((e.kind, e.where, e.scaler, repr(e.facts)) for e in path.events)
         if not silent and events not in seen:
             seen.add(events)
