@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from halfstep.check.files import Unreadable, decode, python_files, read_bytes
 from halfstep.check.module import GATE, Module
 from halfstep.check.project import Project
-from halfstep.check.read import read
-from halfstep.records.finding import Finding
 from halfstep.rules.judge import judge
 from halfstep.rules.rule import OrderRule, Rule
+
+if TYPE_CHECKING:
+    from halfstep.records.finding import Finding
 
 _GATE = re.compile(GATE.pattern.encode())
 _IGNORE = re.compile(r"#\s*halfstep:\s*ignore(?:\[([\w\s,]*)\])?")
@@ -70,6 +72,8 @@ def check_text(
         rules: From the registry.
         project: Files read so far.
     """
+    from halfstep.check.read import read  # most files of a project need no reader
+
     project = project or Project()
     over_events = [rule for rule in rules if issubclass(rule, OrderRule) and "L" in rule.readers]
     try:

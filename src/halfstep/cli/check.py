@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from halfstep.check.linter import Report, check_paths
 from halfstep.records.errors import HalfstepError
-from halfstep.records.finding import Finding
 from halfstep.rules.registry import select
+
+if TYPE_CHECKING:
+    from halfstep.records.finding import Finding
 
 
 def check(arguments: list[str]) -> int:
@@ -36,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="halfstep check",
         description="Find mixed-precision mistakes in training scripts, without running them.",
+        # a width of its own: asking the terminal for it imports four compression libraries
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=96),
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="files and folders")
     parser.add_argument("--select", default="", help="only these rules: HS101,HS2")

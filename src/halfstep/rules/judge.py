@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from halfstep.records.finding import Finding, Related
 from halfstep.rules.events import Event
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule, Rule
+
+if TYPE_CHECKING:
+    from halfstep.records.finding import Finding
 
 
 class Judge:
@@ -48,6 +51,8 @@ def judge(path: Iterable[Event], rules: Iterable[type[Rule]]) -> list[Finding]:
 
 def finding_of(rule: type[Rule], hit: Hit) -> Finding:
     """The record of a hit."""
+    from halfstep.records.finding import Finding, Related  # most files need none
+
     where = hit.where
     return Finding(
         code=rule.code,

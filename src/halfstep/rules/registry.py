@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from halfstep.rules.rule import Rule
 _FOLDER = os.path.join(os.path.dirname(__file__), "catalog")
 
 
+@functools.cache
 def names() -> dict[str, str]:
     """Code to name of every rule, in the order of the codes.
 
