@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
@@ -14,16 +14,17 @@ from halfstep.check.values import (
     Average,
     Class,
     Const,
+    Counted,
     External,
     Function,
     Grad,
     Instance,
     Mapping,
-    Models,
     Modulo,
     Optimizer,
     Params,
     ProjectModule,
+    Repeated,
     Scaled,
     Scaler,
     ScaleRead,
@@ -34,7 +35,6 @@ from halfstep.check.values import (
     Unknown,
     Value,
 )
-from halfstep.rules import events as e
 
 if TYPE_CHECKING:
     from halfstep.check.machine import Machine
@@ -46,17 +46,6 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
 }
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.eq,
-    ast.IsNot: operator.ne,
-}
-_FINITE = frozenset(["isfinite", "isinf", "isnan", "found_inf"])
 _SETTINGS = frozenset(["args", "cfg", "config", "opt", "opts", "hparams", "conf", "self", "params"])
 
 
@@ -66,15 +55,16 @@ class Expressions:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._calls = Calls(machine, self)
+        self._conditions = machine.conditions
         self._kinds: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
             ast.Constant: lambda node, scope: Const(node.value),
             ast.Name: self._name,
             ast.Attribute: self._attribute,
             ast.Call: self._calls.call,
             ast.BinOp: self._binary,
-            ast.BoolOp: self._bool,
+            ast.BoolOp: self._conditions.either,
             ast.UnaryOp: self._unary,
-            ast.Compare: self._compare,
+            ast.Compare: self._conditions.compare,
             ast.IfExp: self._choice,
             ast.Tuple: self._sequence,
             ast.List: self._sequence,
@@ -227,91 +217,14 @@ class Expressions:
             return self._folded(ast.Sub(), 0, value.value)
         return value
 
-    def _bool(self, node: ast.BoolOp, scope: Scope) -> Value:
-        stop = isinstance(node.op, ast.Or)
-        seen: list[Value] = []
-        for part in node.values:
-            value = self.evaluate(part, scope)
-            if isinstance(value, SkipTest):
-                return value
-            if value.truth is stop:
-                return value if not seen else self._either(node, [*seen, value])
-            if value.truth is None:
-                seen.append(value)
-        return self._either(node, seen) if seen else Const(not stop)
-
-    def _either(self, node: ast.BoolOp, parts: list[Value]) -> Value:
-        if len(parts) == 1:
-            return parts[0]
-        models = NOBODY.union(*(p.models for p in parts))
-        return Unknown((type(node.op).__name__, *(p.key for p in parts)), "", models)
-
-    def _compare(self, node: ast.Compare, scope: Scope) -> Value:
-        sides = [self.evaluate(side, scope) for side in (node.left, *node.comparators)]
-        reads = [side for side in sides if isinstance(side, ScaleRead)]
-        if reads:
-            name = type(node.ops[0]).__name__
-            return SkipTest(reads[0].scaler, name, self._machine.num_steps)
-        if len(sides) != 2:
-            return Unknown(("compare", *(side.key for side in sides)))
-        return self._compare_two(node.ops[0], *sides)
-
-    def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
-        if isinstance(left, Modulo) and isinstance(right, Const) and type(right.value) is int:
-            equal = (left.left - right.value) % 2 == 0
-            return Const(equal != isinstance(op, ast.NotEq))
-        if isinstance(left, Const) and isinstance(right, Const):
-            try:
-                return Const(_COMPARISONS[type(op)](left.value, right.value))
-            except (KeyError, TypeError):
-                return self._machine.unknown()
-        if isinstance(right, Const) and right.value is None and left.truth is not None:
-            return Const(isinstance(op, (ast.IsNot, ast.NotEq)))
-        key = (left.key, right.key)
-        if isinstance(op, (ast.NotEq, ast.IsNot, ast.NotIn)):
-            return Unknown(("not", ("equal", *key)))
-        equal = isinstance(op, (ast.Eq, ast.Is, ast.In))
-        return Unknown(("equal", *key) if equal else (type(op).__name__, *key))
-
     def _choice(self, node: ast.IfExp, scope: Scope) -> Value:
         module = self._machine.module
         assert module is not None
         constant = any(isinstance(n, ast.Constant) for n in (node.body, node.orelse))
         if not (constant or module.relevant(node.body) or module.relevant(node.orelse)):
             return self.evaluate(node.body, scope)
-        chosen = node.body if self.condition(node.test, scope) else node.orelse
+        chosen = node.body if self._conditions.holds(node.test, scope) else node.orelse
         return self.evaluate(chosen, scope)
-
-    def condition(self, node: ast.expr, scope: Scope, main: bool = True) -> bool:
-        """Which way the path goes at `node`."""
-        module = self._machine.module
-        assert module is not None
-        if module.once("finite", node, lambda: _asks_finite(node)):
-            self._machine.finite_known = True
-        return self._decide(node, scope, main)
-
-    def _decide(self, node: ast.expr, scope: Scope, main: bool) -> bool:
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return not self._decide(node.operand, scope, not main)
-        if isinstance(node, ast.BoolOp):
-            stop = isinstance(node.op, ast.Or)
-            return (
-                stop if any(self._decide(p, scope, main) is stop for p in node.values) else not stop
-            )
-        value = self.evaluate(node, scope)
-        if isinstance(value, SkipTest) and value.num_steps == self._machine.num_steps:
-            self._machine.tests_seen += 1
-            facts = {"operator": value.operator}
-            scaler = value.scaler.id if value.scaler else None
-            self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
-        if value.truth is not None:
-            return value.truth
-        return self._ask(value.key, main)
-
-    def _ask(self, key: Hashable, main: bool) -> bool:
-        if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
-            return not self._ask(key[1], not main)
-        return self._machine.path.decide(key, main)
 
     # Containers
 
@@ -388,52 +301,16 @@ class Expressions:
         elif isinstance(over, Mapping):
             yield from (Const(key) for key in list(over.items)[:8])
         elif isinstance(over, Counted):
-            yield from over.items(self, rounds)
+            yield from self._counted(over, rounds)
         else:
             for _ in range(rounds):
                 yield Unknown(("new", self.count()), "", over.models)
 
-
-def _asks_finite(node: ast.expr) -> bool:
-    return any(last_name(n) in _FINITE for n in ast.walk(node))
-
-
-class Repeated(Value):
-    """A list of unknown length, each item as `item`."""
-
-    __slots__ = ("item",)
-
-    def __init__(self, item: Value) -> None:
-        self.item = item
-
-    @property
-    def models(self) -> Models:  # type: ignore[override]
-        """Of its items."""
-        return self.item.models
-
-
-class Counted(Value):
-    """``range(n)`` or ``enumerate(over)``.
-
-    Attributes:
-        over: What is counted; ``None`` for a range.
-        start: The first number.
-        length: Of the range, if it is known.
-    """
-
-    __slots__ = ("length", "over", "start")
-
-    def __init__(self, over: Value | None, start: int = 0, length: int | None = None) -> None:
-        self.over = over
-        self.start = start
-        self.length = length
-
-    def items(self, expressions: Expressions, rounds: int) -> Iterator[Value]:
-        """The numbers, or pairs of number and item."""
-        if self.over is None:
-            known = self.length is not None and self.length <= 4
-            for i in range(self.length if known and self.length is not None else rounds):
-                yield Const(self.start + i)
+    def _counted(self, over: Counted, rounds: int) -> Iterator[Value]:
+        if over.over is None:
+            known = over.length is not None and over.length <= 4
+            for i in range(over.length if known and over.length is not None else rounds):
+                yield Const(over.start + i)
             return
-        for i, item in enumerate(expressions.items(self.over, rounds)):
-            yield Sequence([Const(self.start + i), item])
+        for i, item in enumerate(self.items(over.over, rounds)):
+            yield Sequence([Const(over.start + i), item])

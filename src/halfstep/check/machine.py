@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from halfstep.check.conditions import Conditions
 from halfstep.check.explore import Path
 from halfstep.check.expressions import Expressions
 from halfstep.check.module import Module
@@ -79,6 +80,7 @@ class Machine:
         self._after_test = False  # the other branch of such a test has left
         self.optimizers: dict[str, Models | None] = {}
         self.names: dict[str, str] = {}  # provisional name of an object to that of its variable
+        self.conditions = Conditions(self)
         self.expressions = Expressions(self)
         self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
             ast.Expr: self._expr,
@@ -182,7 +184,7 @@ class Machine:
             return
         seen = self.tests_seen
         chosen, other = node.body, node.orelse
-        if not self.expressions.condition(node.test, scope, main=not _leaves(node.body)):
+        if not self.conditions.holds(node.test, scope, main=not _leaves(node.body)):
             chosen, other = other, chosen
         tested = self.tests_seen > seen
         self.guarded += tested

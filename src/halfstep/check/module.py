@@ -12,64 +12,21 @@ from halfstep.rules.events import Place
 # A file without any of these words has nothing to say to any rule over events.
 GATE = re.compile(r"autocast|GradScaler|unscale_|grad_scaler|scaler|amp\.scale")
 
-INTERESTING = frozenset(
-    [
-        "GradScaler",
-        "autocast",
-        "scale",
-        "unscale_",
-        "step",
-        "update",
-        "backward",
-        "zero_grad",
-        "clip_grad_norm_",
-        "clip_grad_value_",
-        "clip_grad_norm",
-        "get_scale",
-        "update_parameters",
-        "AveragedModel",
-        "no_sync",
-        "load_state_dict",
-        "state_dict",
-        "clamp_",
-        "mul_",
-        "div_",
-        "nan_to_num_",
-        "custom_fwd",
-        "scale_loss",
-    ]
-)
+_INTERESTING_WORDS = """
+    GradScaler autocast scale unscale_ step update backward zero_grad clip_grad_norm_
+    clip_grad_value_ clip_grad_norm get_scale update_parameters AveragedModel no_sync
+    load_state_dict state_dict clamp_ mul_ div_ nan_to_num_ custom_fwd scale_loss
+"""
+INTERESTING = frozenset(_INTERESTING_WORDS.split())
 # A function is followed on its own only if one of these, or a name with "scaler", is in it.
-STRONG = frozenset(
-    ["GradScaler", "ShardedGradScaler", "autocast", "scale", "unscale_", "get_scale", "scale_loss"]
-)
-OPTIMIZERS = frozenset(
-    [
-        "SGD",
-        "Adam",
-        "AdamW",
-        "Adagrad",
-        "Adadelta",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "ASGD",
-        "LBFGS",
-        "Adafactor",
-        "Muon",
-        "FusedAdam",
-        "FusedSGD",
-        "FusedLAMB",
-        "Lion",
-        "Adam8bit",
-        "AdamW8bit",
-        "PagedAdamW",
-        "DistributedFusedAdam",
-        "ZeroRedundancyOptimizer",
-    ]
-)
+_STRONG_WORDS = "GradScaler ShardedGradScaler autocast scale unscale_ get_scale scale_loss"
+STRONG = frozenset(_STRONG_WORDS.split())
+_OPTIMIZER_WORDS = """
+    SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD LBFGS Adafactor Muon
+    FusedAdam FusedSGD FusedLAMB Lion Adam8bit AdamW8bit PagedAdamW DistributedFusedAdam
+    ZeroRedundancyOptimizer
+"""
+OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
 
 
 class Module:

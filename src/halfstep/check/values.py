@@ -332,3 +332,49 @@ class ProjectModule(Value):
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
+
+
+class Repeated(Value):
+    """A list of unknown length, each item as `item`."""
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: Value) -> None:
+        self.item = item
+
+    @property
+    def models(self) -> Models:  # type: ignore[override]
+        """Of its items."""
+        return self.item.models
+
+
+class Counted(Value):
+    """``range(n)`` or ``enumerate(over)``.
+
+    Attributes:
+        over: What is counted; ``None`` for a range.
+        start: The first number.
+        length: Of the range, if it is known.
+    """
+
+    __slots__ = ("length", "over", "start")
+
+    def __init__(self, over: Value | None, start: int = 0, length: int | None = None) -> None:
+        self.over = over
+        self.start = start
+        self.length = length
+
+
+def parts_of(value: Value) -> Models:
+    """Modules that may be in `value`."""
+    if isinstance(value, Params):
+        return value.of
+    if isinstance(value, Unknown):
+        return value.models | frozenset([value.root])
+    if isinstance(value, Instance):
+        return frozenset([value.key])
+    if isinstance(value, Sequence):
+        return NOBODY.union(*(parts_of(item) for item in value.items))
+    if isinstance(value, Mapping):
+        return NOBODY.union(*(parts_of(item) for item in value.items.values()))
+    return value.models

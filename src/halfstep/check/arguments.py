@@ -1,0 +1,115 @@
+"""The arguments of a call, and what of a training step is among them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from halfstep.check.module import last_name
+from halfstep.check.values import (
+    Const,
+    Instance,
+    Mapping,
+    Optimizer,
+    Scaled,
+    Scaler,
+    Scope,
+    Sequence,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from halfstep.check.expressions import Expressions
+
+
+class Call:
+    """A call and its arguments, each evaluated once and when first asked for."""
+
+    def __init__(self, node: ast.Call, scope: Scope, expressions: Expressions) -> None:
+        self.node = node
+        self._scope = scope
+        self._expressions = expressions
+        self._given: list[Value] | None = None
+        self._named: dict[str, Value] | None = None
+
+    def count(self) -> int:
+        """Number of arguments."""
+        return len(self.node.args) + len(self.node.keywords)
+
+    def names(self) -> set[str]:
+        """Of the arguments given by name."""
+        return {keyword.arg for keyword in self.node.keywords if keyword.arg}
+
+    def given(self) -> list[Value]:
+        """Arguments by position."""
+        if self._given is None:
+            self._given = list(self._positional())
+        return self._given
+
+    def _positional(self) -> Iterator[Value]:
+        for node in self.node.args:
+            value = self._expressions.evaluate(node, self._scope)
+            if isinstance(node, ast.Starred) and isinstance(value, Sequence):
+                yield from value.items
+            else:
+                yield value
+
+    def named(self) -> dict[str, Value]:
+        """Arguments by name."""
+        if self._named is None:
+            self._named = {
+                keyword.arg or "**": self._expressions.evaluate(keyword.value, self._scope)
+                for keyword in self.node.keywords
+            }
+        return self._named
+
+    def all(self) -> list[Value]:
+        """All arguments."""
+        return [*self.given(), *self.named().values()]
+
+    def evaluate_all(self) -> None:
+        """For what happens in them."""
+        self.all()
+
+    def first(self) -> Value:
+        """The first argument, by position or by name."""
+        values = self.all()
+        return values[0] if values else Const(None)
+
+    def constants(self) -> dict[str, Any]:
+        """Arguments by name whose value is a constant."""
+        return {n: v.value for n, v in self.named().items() if isinstance(v, Const)}
+
+
+def training_objects(value: Value) -> Iterator[Value]:
+    """Scalers, optimizers and scaled losses in `value`, at any depth."""
+    if isinstance(value, (Scaler, Optimizer, Scaled)):
+        yield value
+    elif isinstance(value, Sequence):
+        for item in value.items:
+            yield from training_objects(item)
+    elif isinstance(value, Mapping):
+        for item in value.items.values():
+            yield from training_objects(item)
+    elif isinstance(value, Instance):
+        for item in value.attributes.values():
+            if isinstance(item, (Scaler, Optimizer, Scaled)):
+                yield item
+
+
+def has_training_objects(value: Value) -> bool:
+    """Whether there is one."""
+    return next(training_objects(value), None) is not None
+
+
+def is_infinite(call: Call, limit: int) -> bool:
+    """Whether the limit of a clip is written as infinity: it only measures the norm."""
+    nodes = [*call.node.args[limit : limit + 1], *(k.value for k in call.node.keywords)]
+    texts = {ast.unparse(node) for node in nodes}
+    return bool(texts & {"float('inf')", "math.inf", "np.inf", "torch.inf", "inf"})
+
+
+def is_field(node: ast.stmt) -> bool:
+    """Whether a statement of a class declares a field."""
+    return isinstance(node, ast.AnnAssign) and last_name(node.target) is not None

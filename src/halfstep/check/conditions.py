@@ -1,0 +1,129 @@
+"""Conditions of the interpreter: known, asked once per path, or a test for a skipped step."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from halfstep.check.module import last_name
+from halfstep.check.values import (
+    NOBODY,
+    Const,
+    Modulo,
+    ScaleRead,
+    Scope,
+    SkipTest,
+    Unknown,
+    Value,
+)
+from halfstep.rules import events as e
+
+if TYPE_CHECKING:
+    from halfstep.check.machine import Machine
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.eq,
+    ast.IsNot: operator.ne,
+}
+_FINITE = frozenset(["isfinite", "isinf", "isnan", "found_inf"])
+
+
+class Conditions:
+    """Evaluates conditions for a `Machine`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def either(self, node: ast.BoolOp, scope: Scope) -> Value:
+        """The value of ``and`` and ``or``."""
+        stop = isinstance(node.op, ast.Or)
+        seen: list[Value] = []
+        for part in node.values:
+            value = self._machine.expressions.evaluate(part, scope)
+            if isinstance(value, SkipTest):
+                return value
+            if value.truth is stop:
+                return value if not seen else self._joined(node, [*seen, value])
+            if value.truth is None:
+                seen.append(value)
+        return self._joined(node, seen) if seen else Const(not stop)
+
+    def _joined(self, node: ast.BoolOp, parts: list[Value]) -> Value:
+        if len(parts) == 1:
+            return parts[0]
+        models = NOBODY.union(*(p.models for p in parts))
+        return Unknown((type(node.op).__name__, *(p.key for p in parts)), "", models)
+
+    def compare(self, node: ast.Compare, scope: Scope) -> Value:
+        """The value of a comparison."""
+        sides = [
+            self._machine.expressions.evaluate(side, scope)
+            for side in (node.left, *node.comparators)
+        ]
+        reads = [side for side in sides if isinstance(side, ScaleRead)]
+        if reads:
+            name = type(node.ops[0]).__name__
+            return SkipTest(reads[0].scaler, name, self._machine.num_steps)
+        if len(sides) != 2:
+            return Unknown(("compare", *(side.key for side in sides)))
+        return self._compare_two(node.ops[0], *sides)
+
+    def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
+        if isinstance(left, Modulo) and isinstance(right, Const) and type(right.value) is int:
+            equal = (left.left - right.value) % 2 == 0
+            return Const(equal != isinstance(op, ast.NotEq))
+        if isinstance(left, Const) and isinstance(right, Const):
+            try:
+                return Const(_COMPARISONS[type(op)](left.value, right.value))
+            except (KeyError, TypeError):
+                return self._machine.unknown()
+        if isinstance(right, Const) and right.value is None and left.truth is not None:
+            return Const(isinstance(op, (ast.IsNot, ast.NotEq)))
+        key = (left.key, right.key)
+        if isinstance(op, (ast.NotEq, ast.IsNot, ast.NotIn)):
+            return Unknown(("not", ("equal", *key)))
+        equal = isinstance(op, (ast.Eq, ast.Is, ast.In))
+        return Unknown(("equal", *key) if equal else (type(op).__name__, *key))
+
+    def holds(self, node: ast.expr, scope: Scope, main: bool = True) -> bool:
+        """Which way the path goes at `node`."""
+        module = self._machine.module
+        assert module is not None
+        if module.once("finite", node, lambda: _asks_finite(node)):
+            self._machine.finite_known = True
+        return self._decide(node, scope, main)
+
+    def _decide(self, node: ast.expr, scope: Scope, main: bool) -> bool:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self._decide(node.operand, scope, not main)
+        if isinstance(node, ast.BoolOp):
+            stop = isinstance(node.op, ast.Or)
+            return (
+                stop if any(self._decide(p, scope, main) is stop for p in node.values) else not stop
+            )
+        value = self._machine.expressions.evaluate(node, scope)
+        if isinstance(value, SkipTest) and value.num_steps == self._machine.num_steps:
+            self._machine.tests_seen += 1
+            facts = {"operator": value.operator}
+            scaler = value.scaler.id if value.scaler else None
+            self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
+        if value.truth is not None:
+            return value.truth
+        return self._ask(value.key, main)
+
+    def _ask(self, key: Hashable, main: bool) -> bool:
+        if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
+            return not self._ask(key[1], not main)
+        return self._machine.path.decide(key, main)
+
+
+def _asks_finite(node: ast.expr) -> bool:
+    return any(last_name(n) in _FINITE for n in ast.walk(node))

@@ -1,0 +1,161 @@
+"""Functions and classes from outside of the project: torch, and what wraps it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from halfstep.check.arguments import Call, has_training_objects
+from halfstep.check.explore import Silent
+from halfstep.check.methods import FRAMEWORK, SAME, Methods
+from halfstep.check.module import OPTIMIZERS
+from halfstep.check.values import (
+    NOBODY,
+    Average,
+    Const,
+    Context,
+    Counted,
+    External,
+    Models,
+    Optimizer,
+    Params,
+    Scaler,
+    Schedule,
+    Sequence,
+    Unknown,
+    Value,
+    parts_of,
+)
+from halfstep.rules import events as e
+
+if TYPE_CHECKING:
+    from halfstep.check.machine import Machine
+
+# They return their first argument, as far as anything here is concerned.
+_SAME_WORDS = """
+    DistributedDataParallel DDP DataParallel compile FullyShardedDataParallel FSDP tqdm trange list
+    tuple iter reversed sorted cycle chain islice set filter deepcopy convert_sync_batchnorm
+    prefetch zip script fully_shard
+"""
+_SAME = SAME | frozenset(_SAME_WORDS.split())
+_HARMLESS_WORDS = "print len str int float min max sum abs isinstance hasattr round"
+_HARMLESS = frozenset(_HARMLESS_WORDS.split())
+
+
+class Functions:
+    """Evaluates calls of external functions for a `Machine`; ``None`` means: nobody knows."""
+
+    def __init__(self, machine: Machine, methods: Methods) -> None:
+        self._machine = machine
+        self._methods = methods
+
+    def call(self, function: External, call: Call) -> Value | None:
+        """``function(...)``."""
+        last = function.last
+        special = getattr(self, f"_call_{last}", None)
+        if special is not None:
+            result: Value = special(call)
+            return result
+        if last in OPTIMIZERS:
+            return self._new_optimizer(last, call)
+        if "lr_scheduler" in function.name or (last.endswith(("LR", "Restarts")) and call.count()):
+            return self._new_schedule(call)
+        if last in ("autocast", "custom_autocast"):
+            return self._autocast(function, call)
+        if last in ("no_grad", "inference_mode"):
+            return Context("no_grad")
+        if last in _SAME and call.count():
+            values = call.all()
+            return values[0] if len(values) == 1 or last != "chain" else Sequence(values)
+        if last in FRAMEWORK:
+            raise Silent
+        values = call.all()
+        if any(has_training_objects(v) for v in values):
+            return None
+        return self._result(function, values)
+
+    def _result(self, function: External, values: list[Value]) -> Value:
+        known = function.name.startswith(("torch.", "F.", "nn.", "np.", "math.", "os."))
+        models = NOBODY.union(*(v.models for v in values))
+        if not known and function.last not in _HARMLESS:
+            models |= NOBODY.union(*(parts_of(v) for v in values))
+        return self._machine.unknown(models=NOBODY if self._machine.no_grad else models)
+
+    def _call_GradScaler(self, call: Call) -> Value:  # noqa: N802 - named after the call
+        enabled = call.named().get("enabled", Const(True))
+        truth = enabled.truth
+        if truth is None:
+            truth = self._machine.path.decide(enabled.key)
+        scaler = Scaler(f"scaler@{call.node.lineno}#{self._machine.path.fresh()}", truth)
+        if truth:
+            self._machine.emit(e.SCALER, call.node, scaler=scaler.id, facts=call.constants())
+        return scaler
+
+    _call_ShardedGradScaler = _call_GradScaler  # noqa: N815
+
+    def _call_AveragedModel(self, call: Call) -> Value:  # noqa: N802 - named after the call
+        return Average(f"average@{call.node.lineno}", parts_of(call.first()))
+
+    def _call_clip_grad_norm_(self, call: Call) -> Value:
+        return self._methods.clip("norm", self._clipped(call), call)
+
+    def _call_clip_grad_norm(self, call: Call) -> Value:
+        return self._methods.clip("norm", self._clipped(call), call)
+
+    def _call_clip_grad_value_(self, call: Call) -> Value:
+        return self._methods.clip("value", self._clipped(call), call)
+
+    def _call_dispatch_clip_grad(self, call: Call) -> Value:
+        return self._methods.clip("norm", self._clipped(call), call)
+
+    def _call_enumerate(self, call: Call) -> Value:
+        values = call.given()
+        start = values[1] if len(values) > 1 else call.named().get("start")
+        first = start.value if isinstance(start, Const) and type(start.value) is int else 0
+        return Counted(values[0] if values else None, first)
+
+    def _call_range(self, call: Call) -> Value:
+        bounds = [v.value if isinstance(v, Const) else None for v in call.given()]
+        start = bounds[0] if len(bounds) > 1 else 0
+        end = bounds[1] if len(bounds) > 1 else (bounds[0] if bounds else None)
+        if type(end) is int and type(start) is int:
+            return Counted(None, start, max(end - start, 0))
+        return Counted(None, start if type(start) is int else 0)
+
+    def _call_super(self, call: Call) -> Value:
+        return self._machine.unknown("super")
+
+    def _call_nullcontext(self, call: Call) -> Value:
+        return self._machine.unknown()
+
+    def _call_cast(self, call: Call) -> Value:
+        values = call.given()
+        return values[-1] if values else self._machine.unknown()
+
+    def _clipped(self, call: Call) -> Models | None:
+        value = call.first()
+        return parts_of(value) if isinstance(value, (Params, Sequence, Unknown)) else None
+
+    def _new_optimizer(self, name: str, call: Call) -> Value:
+        values = call.all()
+        params = parts_of(values[0]) if values else NOBODY
+        optimizer = Optimizer(
+            f"{name}@{call.node.lineno}#{self._machine.path.fresh()}", params or None
+        )
+        self._machine.optimizers[optimizer.id] = optimizer.params
+        facts = {**call.constants(), "name": name}
+        self._machine.emit(e.OPTIMIZER, call.node, optimizers=(optimizer.id,), facts=facts)
+        return optimizer
+
+    def _new_schedule(self, call: Call) -> Value:
+        owners = [v for v in call.all() if isinstance(v, Optimizer)]
+        name = f"schedule@{call.node.lineno}"
+        self._machine.emit(e.SCHEDULE_MADE, call.node, model=name)
+        return Schedule(name, owners[0] if owners else None)
+
+    def _autocast(self, function: External, call: Call) -> Value:
+        named = call.named()
+        dtype = named.get("dtype")
+        facts: dict[str, Any] = call.constants()
+        if isinstance(dtype, External):
+            facts["dtype"] = dtype.last
+        return Context("autocast", facts)

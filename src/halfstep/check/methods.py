@@ -1,0 +1,226 @@
+"""Methods of what the interpreter knows: scalers, optimizers, losses, gradients, models."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from halfstep.check.arguments import Call, has_training_objects, is_infinite
+from halfstep.check.explore import Silent
+from halfstep.check.values import (
+    NOBODY,
+    Average,
+    Const,
+    Context,
+    Grad,
+    Models,
+    Optimizer,
+    Params,
+    Scaled,
+    Scaler,
+    ScaleRead,
+    Schedule,
+    Sequence,
+    Unknown,
+    Value,
+    parts_of,
+)
+from halfstep.rules import events as e
+
+if TYPE_CHECKING:
+    from halfstep.check.machine import Machine
+
+# Methods that return what they are called on, as far as anything here is concerned.
+_SAME_WORDS = "to cuda cpu train eval half float bfloat16 double requires_grad_"
+SAME = frozenset(_SAME_WORDS.split())
+# Whoever calls these leaves the training step to a framework.
+FRAMEWORK = frozenset(["scale_loss", "manual_backward"])
+
+
+class Methods:
+    """Evaluates method calls for a `Machine`; ``None`` means: nobody knows."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._by_type: dict[type[Value], Callable[[Any, str, Call], Value | None]] = {
+            Scaler: self._of_scaler,
+            Optimizer: self._of_optimizer,
+            Schedule: self._of_schedule,
+            Average: self._of_average,
+            Scaled: self._of_scaled,
+            Grad: self._of_gradient,
+            Params: self._of_parameters,
+            Unknown: self.of_unknown,
+        }
+
+    def knows(self, owner: Value) -> bool:
+        """Whether methods of `owner` are looked up here."""
+        return type(owner) in self._by_type
+
+    def call(self, owner: Value, method: str, call: Call) -> Value | None:
+        """``owner.method(...)``."""
+        return self._by_type[type(owner)](owner, method, call)
+
+    def _of_scaler(self, scaler: Scaler, method: str, call: Call) -> Value | None:
+        if method == "scale":
+            return self._scale(scaler, call)
+        if method == "get_scale":
+            self._machine.emit(e.READ_SCALE, call.node, scaler=scaler.id)
+            return ScaleRead(scaler)
+        if method == "is_enabled":
+            return Const(scaler.enabled)
+        if method in ("unscale_", "step"):
+            return self._on_optimizer(scaler, method, call)
+        if method == "update" and scaler.enabled:
+            facts = {"new_scale": True} if call.count() else {}
+            self._machine.emit(e.UPDATE, call.node, scaler=scaler.id, facts=facts)
+        call.evaluate_all()
+        return self._machine.unknown()
+
+    def _scale(self, scaler: Scaler, call: Call) -> Value:
+        loss = call.first()
+        if not scaler.enabled:
+            return loss
+        self._machine.emit(e.SCALE, call.node, scaler=scaler.id)
+        if isinstance(loss, Sequence):
+            return Sequence([Scaled(scaler, item.models) for item in loss.items])
+        return Scaled(scaler, loss.models)
+
+    def _on_optimizer(self, scaler: Scaler, method: str, call: Call) -> Value:
+        value = call.first()
+        optimizer = self.as_optimizer(value)
+        if optimizer is None:
+            self._machine.emit(e.OPAQUE, call.node, scaler=scaler.id, facts={"models": None})
+            return self._machine.unknown()
+        kind = e.STEP if method == "step" else e.UNSCALE
+        facts = {"closure": True} if call.count() > 1 else {}
+        if scaler.enabled:
+            who = (optimizer.id,)
+            self._machine.emit(kind, call.node, scaler=scaler.id, optimizers=who, facts=facts)
+        elif kind == e.STEP:
+            self._machine.emit(kind, call.node, optimizers=(optimizer.id,), facts=facts)
+        return self._machine.unknown()
+
+    def as_optimizer(self, value: Value) -> Optimizer | None:
+        """An optimizer, also where only its use says so."""
+        if isinstance(value, Optimizer):
+            return value
+        if isinstance(value, Unknown) and value.name:
+            name = self._machine.name_of(value)
+            self._machine.optimizers.setdefault(name, None)
+            return Optimizer(name, None)
+        return None
+
+    def _of_optimizer(self, optimizer: Optimizer, method: str, call: Call) -> Value | None:
+        call.evaluate_all()
+        if method == "step":
+            facts: dict[str, Any] = {"closure": True} if call.count() else {}
+            if self._machine.finite_known:
+                facts["guarded"] = True
+            self._machine.emit(e.STEP, call.node, optimizers=(optimizer.id,), facts=facts)
+        elif method == "zero_grad":
+            self._machine.emit(e.ZERO_GRAD, call.node, optimizers=(optimizer.id,))
+        return self._machine.unknown()
+
+    def _of_schedule(self, schedule: Schedule, method: str, call: Call) -> Value | None:
+        call.evaluate_all()
+        if method == "step":
+            facts: dict[str, Any] = {"epoch": True} if call.count() else {}
+            if schedule.optimizer is None:
+                facts["models"] = None
+                self._machine.emit(e.SCHEDULE, call.node, model=schedule.id, facts=facts)
+            else:
+                who = (schedule.optimizer.id,)
+                self._machine.emit(
+                    e.SCHEDULE, call.node, model=schedule.id, optimizers=who, facts=facts
+                )
+        return self._machine.unknown()
+
+    def _of_average(self, average: Average, method: str, call: Call) -> Value | None:
+        call.evaluate_all()
+        if method in ("update_parameters", "update"):
+            facts = {"models": average.of or None}
+            self._machine.emit(e.EMA, call.node, model=average.id, facts=facts)
+        return self._machine.unknown()
+
+    def _of_scaled(self, loss: Scaled, method: str, call: Call) -> Value | None:
+        call.evaluate_all()
+        if method == "backward":
+            self._backward(call.node, loss.models, loss.scaler.id)
+            return self._machine.unknown()
+        return self._machine.unknown() if method in ("item", "tolist") else loss
+
+    def _backward(self, node: ast.AST, models: Models, scaler: str | None) -> None:
+        facts = {"models": models or None}
+        self._machine.emit(e.BACKWARD, node, scaler=scaler, facts=facts)
+
+    def _of_gradient(self, gradient: Grad, method: str, call: Call) -> Value | None:
+        arguments = call.given()
+        facts: dict[str, Any] = {"models": gradient.of or None}
+        if method in ("clamp_", "clip_"):
+            self._machine.emit(e.CLIP, call.node, facts={**facts, "how": "hand"})
+        elif method.endswith("_") and not method.endswith("__"):
+            hand = any(isinstance(a, ScaleRead) for a in arguments)
+            how = {"nan_to_num_": "nan", "zero_": "zero"}.get(method, "unscale" if hand else "set")
+            self._machine.emit(e.EDIT, call.node, facts={**facts, "how": how})
+        elif method in ("data", "detach", "view", "flatten"):
+            return gradient
+        return self._machine.unknown()
+
+    def _of_parameters(self, parameters: Params, method: str, call: Call) -> Value | None:
+        call.evaluate_all()
+        return self._machine.unknown(models=parameters.of)
+
+    def of_unknown(self, owner: Unknown, method: str, call: Call) -> Value | None:
+        """A method of something that is known by its use alone: a model, a loss, a framework."""
+        if method in ("parameters", "named_parameters", "trainable_parameters"):
+            return Params(frozenset([owner.root]))
+        if method == "backward":
+            if call.count() and not call.names() & {"retain_graph", "gradient", "create_graph"}:
+                raise Silent  # accelerator.backward(loss): a framework does it
+            self._backward(call.node, owner.models, None)
+            return self._machine.unknown()
+        if method == "zero_grad":
+            self._machine.emit(e.ZERO_GRAD, call.node, facts={"models": frozenset([owner.root])})
+            return self._machine.unknown()
+        if method == "clip_grad_norm_":
+            return self.clip("norm", frozenset([owner.root]), call, limit=0)
+        if method == "no_sync":
+            return Context("no_sync")
+        if method in FRAMEWORK:
+            raise Silent
+        if method in ("update", "update_parameters") and "ema" in owner.name.lower():
+            models = NOBODY.union(*(parts_of(v) for v in call.given()))
+            facts = {"models": models or None}
+            self._machine.emit(e.EMA, call.node, model=owner.name, facts=facts)
+            return self._machine.unknown()
+        if method == "detach":
+            return self._machine.unknown(owner.name)
+        if method in SAME:
+            call.evaluate_all()
+            return owner
+        return self._unknown_method(owner, method, call)
+
+    def _unknown_method(self, owner: Unknown, method: str, call: Call) -> Value | None:
+        values = call.all()
+        if any(has_training_objects(v) for v in values):
+            return None
+        models = NOBODY.union(owner.models, *(v.models for v in values))
+        if not self._machine.no_grad and owner.name not in ("torch", "np"):
+            models |= {owner.root}
+        return self._machine.unknown(method, models if not self._machine.no_grad else NOBODY)
+
+    def clip(self, how: str, models: Models | None, call: Call, limit: int = 1) -> Value:
+        """Record a clip; `limit` is the position of its limit."""
+        values = [*call.given(), self._machine.unknown(), self._machine.unknown()]
+        value = call.named().get("max_norm", values[limit])
+        facts: dict[str, Any] = {"how": how, "models": models or None}
+        if isinstance(value, Const):
+            facts["max_norm"] = value.value
+        if isinstance(value, ScaleRead):
+            facts["max_norm_scaled"] = True
+        if is_infinite(call, limit):
+            facts["max_norm"] = float("inf")
+        self._machine.emit(e.CLIP, call.node, facts=facts)
+        return self._machine.unknown("norm")
