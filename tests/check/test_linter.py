@@ -113,6 +113,15 @@ def test_declared_encoding_is_honoured(folder: Path) -> None:
     assert places(check("train.py")) == [("train.py", LINE + 2, "HS101")]
 
 
+def test_names_are_resolved_through_imports_and_aliases() -> None:
+    text = (
+        "import torch as t\nfrom torch.cuda import amp\nfrom torch.cuda.amp import autocast as ac\n"
+        "t.cuda.amp.GradScaler()\namp.autocast()\nac()\nt.amp.autocast('cuda')\n"
+    )
+    found = [(f.code, f.line) for f in check_text("train.py", text, RULES)]
+    assert sorted(found) == [("HS303", 4), ("HS303", 5), ("HS303", 6)]
+
+
 def test_missing_path_is_refused() -> None:
     with pytest.raises(BadValueError, match=r"no such file or folder: nowhere\.py"):
         check("nowhere.py")

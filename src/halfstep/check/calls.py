@@ -66,9 +66,8 @@ class Calls:
         if isinstance(function, Instance):
             return self._forward(frozenset([function.key]), call)
         if isinstance(function, Unknown):
-            return self._methods.of_unknown(function, "__call__", call) or self._opaque(
-                call, function
-            )
+            result = self._methods.of_unknown(function, "__call__", call)
+            return result or self._opaque(call, function)
         return self._opaque(call, function)
 
     def _instance(self, cls: Class, call: Call) -> Value:

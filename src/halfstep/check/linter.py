@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from halfstep.check.files import Unreadable, decode, python_files, read_bytes
 from halfstep.check.module import GATE, Module
 from halfstep.check.project import Project
-from halfstep.rules.judge import judge
-from halfstep.rules.rule import OrderRule, Rule
+from halfstep.rules.judge import finding_of, judge
+from halfstep.rules.rule import OrderRule, Rule, SourceRule
 
 if TYPE_CHECKING:
     from halfstep.records.finding import Finding
@@ -72,17 +73,14 @@ def check_text(
         rules: From the registry.
         project: Files read so far.
     """
-    from halfstep.check.read import read  # most files of a project need no reader
-
     project = project or Project()
-    over_events = [rule for rule in rules if issubclass(rule, OrderRule) and "L" in rule.readers]
+    linted = [rule for rule in rules if "L" in rule.readers]
     try:
         module = Module(path, text)
         project.add(module)
         found: dict[tuple[str, str, int], Finding] = {}
-        for events in read(module, project):
-            for finding in judge(events, over_events):
-                found.setdefault((finding.code, finding.path, finding.line), finding)
+        for finding in chain(_of_source(module, linted), _of_paths(module, project, linted)):
+            found.setdefault((finding.code, finding.path, finding.line), finding)
     except SyntaxError as error:
         raise Unreadable(f"line {error.lineno}: {error.msg}") from None
     except (RecursionError, MemoryError):
@@ -90,6 +88,22 @@ def check_text(
     except ValueError as error:
         raise Unreadable(str(error)) from None
     return [f for f in found.values() if not _is_ignored(f, path, text, project)]
+
+
+def _of_source(module: Module, rules: list[type[Rule]]) -> Iterator[Finding]:
+    for rule in rules:
+        if issubclass(rule, SourceRule):
+            for hit in rule().check(module):
+                yield finding_of(rule, hit)
+
+
+def _of_paths(module: Module, project: Project, rules: list[type[Rule]]) -> Iterator[Finding]:
+    from halfstep.check.read import read  # a file without a training step needs no reader
+
+    over_events = [rule for rule in rules if issubclass(rule, OrderRule)]
+    if over_events:
+        for events in read(module, project):
+            yield from judge(events, over_events)
 
 
 def _is_ignored(finding: Finding, path: str, text: str, project: Project) -> bool:

@@ -49,6 +49,8 @@ class Module:
         self._relevant: dict[int, bool] = {}
         self._definitions: dict[frozenset[str], set[str]] = {}
         self._memo: dict[tuple[str, int], bool] = {}
+        self._by_name: dict[str, list[ast.Call]] | None = None
+        self._aliases: dict[str, str] | None = None
         self.imported: set[str] = set()  # names that come from other files of the project
 
     @property
@@ -61,6 +63,34 @@ class Module:
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         end_line, end = getattr(node, "end_lineno", line), getattr(node, "end_col_offset", column)
         return Place(self.path, line, column + 1, end_line, end + 1)
+
+    def calls(self, *names: str) -> list[tuple[str, ast.Call]]:
+        """Calls of one of `names` (dotted, imports and aliases followed), with that name."""
+        if self._by_name is None:
+            self._by_name = {}
+            for node in ast.walk(self.tree):
+                if isinstance(node, ast.Call) and (name := self.resolve(node.func)):
+                    self._by_name.setdefault(name, []).append(node)
+        return [(name, call) for name in names for call in self._by_name.get(name, [])]
+
+    def resolve(self, node: ast.expr) -> str | None:
+        """Dotted name that `node` stands for, imports and their aliases followed."""
+        if isinstance(node, ast.Attribute):
+            owner = self.resolve(node.value)
+            return f"{owner}.{node.attr}" if owner else None
+        return self._imports().get(node.id, node.id) if isinstance(node, ast.Name) else None
+
+    def _imports(self) -> dict[str, str]:
+        if self._aliases is None:
+            self._aliases = {}
+            for node in ast.walk(self.tree):
+                if isinstance(node, ast.Import):
+                    pairs = {a.asname: a.name for a in node.names if a.asname}
+                    self._aliases.update(pairs)
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    names = {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+                    self._aliases.update(names)
+        return self._aliases
 
     def kind_of(self, name: str) -> str | None:
         """What the file uses `name` as: "scaler", "optimizer", "schedule" or nothing known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from halfstep.rules.events import Event, Place
 
@@ -11,6 +11,18 @@ if TYPE_CHECKING:
     from halfstep.records.finding import Severity
     from halfstep.rules.ledger import Ledger
     from halfstep.rules.source import Source
+
+
+class Edit(NamedTuple):
+    """A change of source text.
+
+    Attributes:
+        place: The range that goes; empty where it ends as it begins.
+        text: What comes instead.
+    """
+
+    place: Place
+    text: str
 
 
 class Hit:
@@ -22,9 +34,10 @@ class Hit:
         values: Fill the ``{fields}`` of the rule's message and remedy.
         severity: Instead of the rule's own, where a variant is milder.
         message: Instead of the rule's own, where a variant needs other words.
+        edits: Put it right, if the rule can.
     """
 
-    __slots__ = ("message", "related", "severity", "values", "where")
+    __slots__ = ("edits", "message", "related", "severity", "values", "where")
 
     def __init__(
         self,
@@ -32,12 +45,14 @@ class Hit:
         *related: tuple[Event | Place | None, str],
         severity: Severity | None = None,
         message: str | None = None,
+        edits: tuple[Edit, ...] = (),
         **values: Any,
     ) -> None:
         self.where = _place(where)
         self.related = [(_place(place), text) for place, text in related if place is not None]
         self.severity = severity
         self.message = message
+        self.edits = edits
         self.values = values
 
 
@@ -55,6 +70,7 @@ class Rule:
         remedy: What to write instead.
         bad: A script that runs and makes the mistake, its lines marked with ``# <- CODE``.
         good: The same script done right.
+        fixes: Whether its edits are ``"safe"`` (training does the same) or ``"unsafe"``.
         code, name: From the name of the rule's file.
     """
 
@@ -64,6 +80,7 @@ class Rule:
     remedy: ClassVar[str]
     bad: ClassVar[str]
     good: ClassVar[str]
+    fixes: ClassVar[Literal["safe", "unsafe"] | None] = None
     code: ClassVar[str]
     name: ClassVar[str]
 

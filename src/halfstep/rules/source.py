@@ -15,8 +15,8 @@ class Source(Protocol):
     text: str
     tree: ast.Module
 
-    def calls(self, *endings: str) -> list[tuple[str, ast.Call]]:
-        """Calls whose resolved dotted name ends in one of `endings`, with that name."""
+    def calls(self, *names: str) -> list[tuple[str, ast.Call]]:
+        """Calls of one of `names` (dotted, as ``"torch.cuda.amp.autocast"``), with that name."""
 
     def resolve(self, node: ast.expr) -> str | None:
         """Dotted name that `node` stands for, imports and their aliases followed."""
