@@ -75,6 +75,7 @@ class Machine:
         self.no_grad = 0
         self.finite_known = False
         self.num_steps = 0
+        self.loops: list[int] = []  # lines of the loops that are being run
         self.tests_seen = 0  # whether an update was skipped
         self.guarded = 0  # depth of branches under such a test
         self._after_test = False  # the other branch of such a test has left
@@ -112,7 +113,9 @@ class Machine:
             self._after_test = False
         elif kind == e.STEP:
             self.num_steps += 1
-        elif kind in (e.SCHEDULE, e.EMA, e.ZERO_GRAD) and (self.guarded or self._after_test):
+        if kind in (e.STEP, e.SCHEDULE, e.EMA):
+            fields["facts"] = {**fields.get("facts", {}), "loops": tuple(self.loops)}
+        if kind in (e.SCHEDULE, e.EMA, e.ZERO_GRAD) and (self.guarded or self._after_test):
             fields["facts"] = {**fields.get("facts", {}), "guarded": True}
         self.path.events.append(Event(kind, self.module.place(node), **fields))
 
@@ -209,7 +212,7 @@ class Machine:
         rounds = 1 if not matters else (4 if self._counts(node) else 2)
         for item in self.expressions.items(over, rounds):
             self.bind(node.target, item, scope)
-            if not self._round(node.body, scope):
+            if not self._round(node, scope):
                 return
         self.run(node.orelse, scope)
 
@@ -219,7 +222,7 @@ class Machine:
         for _ in range(1 if not matters else (4 if self._counts(node) else 2)):
             if self.expressions.evaluate(node.test, scope).truth is False:
                 break
-            if not self._round(node.body, scope):
+            if not self._round(node, scope):
                 return
         self.run(node.orelse, scope)
 
@@ -228,14 +231,17 @@ class Machine:
         assert self.module is not None
         return self.module.once("counts", node, lambda: _has_modulo(node.body))
 
-    def _round(self, body: list[ast.stmt], scope: Scope) -> bool:
+    def _round(self, node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> bool:
         """One round of a loop; whether another may follow."""
+        self.loops.append(node.lineno)
         try:
-            self.run(body, scope)
+            self.run(node.body, scope)
         except LoopContinued:
             return True
         except LoopLeft:
             return False
+        finally:
+            self.loops.pop()
         return True
 
     def _with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> None:

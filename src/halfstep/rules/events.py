@@ -66,7 +66,8 @@ UNSCALE, CLIP, EDIT, ZERO_GRAD = "unscale", "clip", "edit", "zero_grad"
 
 # The update. STEP has a scaler where it goes through one; facts: closure,
 # guarded (by a finite check). OUTCOME follows a step whose result is known, in a running script;
-# facts: skipped. UPDATE facts: new_scale (set by hand).
+# facts: skipped. STEP, SCHEDULE and EMA facts: loops (in source, the lines of the loops around,
+# outermost first). UPDATE facts: new_scale (set by hand).
 STEP, OUTCOME, UPDATE = "step", "outcome", "update"
 
 # What follows an update. Facts of both: guarded (under a test whether the step was skipped).

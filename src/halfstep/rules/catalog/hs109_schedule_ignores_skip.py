@@ -78,7 +78,10 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         now = ledger.num_steps.get(optimizer, 0)
         steps = now - self._last.get((optimizer, event.model), 0)
         self._last[optimizer, event.model] = now
-        return steps == 1 or (steps == 0 and bool(ledger.window(optimizer).waiting()))
+        step = self._scaled.get(optimizer)
+        outside = step is not None and _is_outside(event.fact("loops"), step.fact("loops"))
+        waiting = bool(ledger.window(optimizer).waiting())
+        return not outside and (steps == 1 or (steps == 0 and waiting))
 
     def _settle(self, ledger: Ledger) -> Iterator[Hit]:
         """What moved before the step it belongs to, now that the step is over."""
@@ -96,3 +99,10 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         if window.skipped is not None:
             return window.skipped
         return not event.fact("guarded")
+
+
+def _is_outside(loops: tuple[int, ...] | None, inner: tuple[int, ...] | None) -> bool:
+    """Whether a place is around the innermost loop of another one."""
+    if loops is None or inner is None:
+        return False
+    return len(loops) < len(inner) and inner[: len(loops)] == loops
