@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
 }
+_BUILTINS = frozenset(dir(builtins))
 _SETTINGS = frozenset(["args", "cfg", "config", "opt", "opts", "hparams", "conf", "self", "params"])
 
 
@@ -89,6 +91,8 @@ class Expressions:
 
     def _name(self, node: ast.Name, scope: Scope) -> Value:
         value = scope.find(node.id)
+        if value is None and node.id in _BUILTINS:
+            return External(node.id)
         if value is None:
             value = self.used_as(Unknown(("name", node.id), node.id))
             root = scope
