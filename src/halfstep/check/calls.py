@@ -17,6 +17,7 @@ from halfstep.check.values import (
     Instance,
     Models,
     Optimizer,
+    Parent,
     Scaled,
     Scaler,
     Scope,
@@ -42,12 +43,17 @@ class Calls:
     def call(self, node: ast.Call, scope: Scope) -> Value:
         """Evaluate a call."""
         call = Call(node, scope, self._expressions)
+        if isinstance(node.func, ast.Name) and node.func.id == "super":
+            return self._parent(scope)
         if isinstance(node.func, ast.Attribute):
             owner = self._expressions.evaluate(node.func.value, scope)
             if self._methods.knows(owner):
                 result = self._methods.call(owner, node.func.attr, call)
                 return result if result is not None else self._opaque(call, owner)
             function = self._expressions.attribute(owner, node.func.attr)
+            if isinstance(owner, Parent) and not isinstance(function, Function):
+                call.evaluate_all()  # a base class from outside keeps what it is given
+                return self._machine.unknown(node.func.attr)
         else:
             function = self._expressions.evaluate(node.func, scope)
         return self._apply(function, call)
@@ -69,6 +75,15 @@ class Calls:
             result = self._methods.of_unknown(function, "__call__", call)
             return result or self._opaque(call, function)
         return self._opaque(call, function)
+
+    def _parent(self, scope: Scope) -> Value:
+        """``super()``: the class that holds the running method, and the instance."""
+        node = self._machine.stack[-1] if self._machine.stack else None
+        me = scope.find(node.args.args[0].arg) if node is not None and node.args.args else None
+        if not isinstance(me, Instance):
+            return self._machine.unknown("super")
+        homes = (cls for cls in me.cls.ancestry() if node in cls.node.body)
+        return Parent(next(homes, me.cls), me)
 
     def _instance(self, cls: Class, call: Call) -> Value:
         instance = Instance(cls)

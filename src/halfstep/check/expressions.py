@@ -24,6 +24,7 @@ from halfstep.check.values import (
     Modulo,
     Optimizer,
     Params,
+    Parent,
     ProjectModule,
     Repeated,
     Scaled,
@@ -112,6 +113,8 @@ class Expressions:
             return owner.scope.names.get(name) or External(f"?.{name}")
         if isinstance(owner, Instance):
             return self._member(owner, name)
+        if isinstance(owner, Parent):
+            return self._inherited(owner, name)
         if isinstance(owner, Params) and name == "grad":
             return Grad(owner.of)
         if isinstance(owner, (Grad, Scaled)) or (isinstance(owner, Params) and name == "data"):
@@ -141,6 +144,14 @@ class Expressions:
             value = self.used_as(Unknown(("of", owner.key, name), name))
         owner.attributes[name] = value
         return value
+
+    def _inherited(self, owner: Parent, name: str) -> Value:
+        for base in owner.cls.bases:
+            if isinstance(base, Class) and base is not owner.cls:
+                found = self.class_member(base, name)
+                if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    return Function(found, self._home(base, name), owner.me)
+        return self._machine.unknown(name)
 
     def class_member(self, cls: Class, name: str) -> Any:
         """Method or value of a class attribute, bases of the project included."""

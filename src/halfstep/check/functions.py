@@ -121,9 +121,6 @@ class Functions:
             return Counted(None, start, max(end - start, 0))
         return Counted(None, start if type(start) is int else 0)
 
-    def _call_super(self, call: Call) -> Value:
-        return self._machine.unknown("super")
-
     def _call_nullcontext(self, call: Call) -> Value:
         return self._machine.unknown()
 

@@ -112,9 +112,7 @@ def _instance(machine: Machine, scope: Scope, owner: ast.ClassDef) -> Instance:
             raise
         except _ENDS:
             pass
-        machine.path.events = [
-            ev for ev in machine.path.events if ev.kind not in (e.SCALER, e.OPTIMIZER)
-        ]
+        machine.path.events.clear()  # nobody knows what came between it and the method
     return instance
 
 
@@ -135,7 +133,8 @@ def _definitions(module: Module) -> list[_Root]:
 
 def resolve(events: list[Event], machine: Machine) -> list[Event]:
     """Put in which optimizers a backward, clip or edit concerns, and the variables' names."""
-    optimizers = {o for ev in events for o in ev.optimizers if ev.kind != e.OPTIMIZER}
+    used = (e.STEP, e.UNSCALE, e.ZERO_GRAD)
+    optimizers = {o: None for ev in events if ev.kind in used for o in ev.optimizers}
     known = {o: machine.optimizers.get(o) for o in optimizers}
     return [_resolved(event, known, machine.names) for event in events]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -305,6 +305,13 @@ class Class(Value):
                 return item
         return None
 
+    def ancestry(self) -> Iterator[Class]:
+        """This class and its bases of the project."""
+        yield self
+        for base in self.bases:
+            if isinstance(base, Class) and base is not self:
+                yield from base.ancestry()
+
     def is_module(self) -> bool:
         """Whether it is a module of torch: calling it is a forward, whatever its code says."""
         return any(
@@ -323,6 +330,16 @@ class Instance(Value):
     def __init__(self, cls: Class) -> None:
         self.cls = cls
         self.attributes: dict[str, Value] = {}
+
+
+class Parent(Value):
+    """``super()`` in a method of a class."""
+
+    __slots__ = ("cls", "me")
+
+    def __init__(self, cls: Class, me: Instance) -> None:
+        self.cls = cls
+        self.me = me
 
 
 class ProjectModule(Value):
