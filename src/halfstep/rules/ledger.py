@@ -244,6 +244,8 @@ class Ledger:
             if event.scaler:
                 self._scaler_step(event, event.scaler, optimizer)
             for part in window.waiting():
+                if part.scaler and not event.scaler:  # as if it had gone through the scaler
+                    self.scale(part.scaler).checks.append(event)
                 part.unscaled = part.unscaled or event
                 part.stepped = event
             window.skip_known = False
