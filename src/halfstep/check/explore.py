@@ -17,8 +17,9 @@ from halfstep.rules.events import Event
 MAX_PATHS = 48
 MAX_STEPS = 4000
 MAX_TOTAL = 30_000
-MAX_BARREN = 5
-_MATTERS = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE, ev.BACKWARD, ev.AUTOCAST_ENTER])
+MAX_BARREN = 8
+# Kinds of event without which no rule over a training step has anything to say.
+MATTERS = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE, ev.BACKWARD, ev.AUTOCAST_ENTER])
 
 
 class PathEnded(Exception):  # noqa: N818 - the normal end of a path that grew too long
@@ -86,7 +87,7 @@ def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]
         path = Path(given)
         silent = _is_silent(run, path)
         num_steps += path.num_steps
-        num_events += sum(event.kind in _MATTERS for event in path.events)
+        num_events += sum(event.kind in MATTERS for event in path.events)
         for k in range(len(given), len(path.taken)):
             queue.append((*path.taken[:k], not path.taken[k]))
         events = tuple((e.kind, e.where, e.scaler, repr(e.facts)) for e in path.events)

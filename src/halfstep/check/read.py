@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfstep.check.explore import Path, PathEnded, paths
+from halfstep.check.explore import MATTERS, Path, PathEnded, paths
 from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Raised, Returned
 from halfstep.check.module import Module, last_name
 from halfstep.check.project import Project
@@ -38,14 +38,19 @@ def _explore(
     module: Module, project: Project, covered: set[int], root: _Root | None
 ) -> Iterator[list[Event]]:
     machines: list[Machine] = []
+    entered: set[int] = set()
+    matters = False
 
     def run(path: Path) -> None:
-        machine = Machine(project, path, covered)
+        machine = Machine(project, path, entered)
         machines[:] = [machine]
         _run(machine, module, root)
 
     for path in paths(run):
+        matters |= any(event.kind in MATTERS for event in path.events)
         yield resolve(path.events, machines[0])
+    if matters:  # else what was entered may still show something when it is called by itself
+        covered |= entered
 
 
 def _run(machine: Machine, module: Module, root: _Root | None) -> None:

@@ -99,10 +99,21 @@ class Scale:
         checks: Unscales and steps since the last update that looked at gradients.
         stages: Optimizer to stage and the event that brought it there, as torch keeps it.
         abandoned: Optimizer to what cleared its gradients while it was unscaled.
+        idle: Optimizers that were unscaled while nothing waited for a step.
         known: ``False`` after a call nobody could look into, until the next update.
     """
 
-    __slots__ = ("abandoned", "born", "checks", "epoch", "known", "stages", "update", "used")
+    __slots__ = (
+        "abandoned",
+        "born",
+        "checks",
+        "epoch",
+        "idle",
+        "known",
+        "stages",
+        "update",
+        "used",
+    )
 
     def __init__(self, born: bool) -> None:
         self.born = born
@@ -112,6 +123,7 @@ class Scale:
         self.checks: list[Event] = []
         self.stages: dict[str, tuple[str, Event]] = {}
         self.abandoned: dict[str, Event] = {}
+        self.idle: set[str] = set()
         self.known = True
 
     def stage(self, optimizer: str) -> str:
@@ -221,6 +233,8 @@ class Ledger:
         scale = self.scale(event.scaler)
         for optimizer in event.optimizers:
             window = self.window(optimizer)
+            if window.known and not window.waiting():
+                scale.idle.add(optimizer)
             for part in window.waiting():
                 part.unscaled = part.unscaled or event
             if window.parts or not window.known:
@@ -269,6 +283,7 @@ class Ledger:
         scale.checks = []
         scale.stages = {}
         scale.abandoned = {}
+        scale.idle = set()
         scale.known = True
 
     def _zero_grad(self, event: Event) -> None:

@@ -64,5 +64,9 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         for optimizer in event.optimizers:
             dropped = scale.abandoned.get(optimizer)
             if dropped and scale.stage(optimizer) == UNSCALED and ledger.window(optimizer).parts:
-                related = ((scale.reached(optimizer), "unscaled"), (event, "the next window"))
-                yield Hit(dropped, *related, scaler=event.scaler)
+                unscale, following = scale.reached(optimizer), (event, "the next window")
+                if optimizer in scale.idle:  # a misplaced unscale_, not a dropped window
+                    text = "nothing waits for a step here; the next window counts as unscaled."
+                    yield Hit(unscale, following, message=text, scaler=event.scaler)
+                else:
+                    yield Hit(dropped, (unscale, "unscaled"), following, scaler=event.scaler)
