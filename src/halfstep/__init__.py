@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from halfstep.numerics import Format as Format
     from halfstep.numerics import classify as classify
     from halfstep.precision import Policy as Policy
+    from halfstep.precision import fp32 as fp32
     from halfstep.records import BadTypeError as BadTypeError
     from halfstep.records import BadValueError as BadValueError
     from halfstep.records import CallOrderError as CallOrderError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from halfstep.records import HalfstepError as HalfstepError
     from halfstep.records import NonFiniteGradientError as NonFiniteGradientError
     from halfstep.records import RecipeError as RecipeError
+    from halfstep.records import RefusedOpError as RefusedOpError
     from halfstep.records import RunRecord as RunRecord
     from halfstep.records import ScaleCollapse as ScaleCollapse
     from halfstep.records import StepRecord as StepRecord
@@ -55,10 +57,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "numerics": "BF16 E4M3 E5M2 FP16 FP32 TF32 Format classify",
-    "precision": "Policy",
+    "precision": "Policy fp32",
     "records": (
         "BadTypeError BadValueError CallOrderError Diagnosis Finding HalfstepError"
-        " NonFiniteGradientError RecipeError RunRecord ScaleCollapse StepRecord"
+        " NonFiniteGradientError RecipeError RefusedOpError RunRecord ScaleCollapse StepRecord"
     ),
     "tools": "verify_resume",
     "training": (

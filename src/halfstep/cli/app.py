@@ -6,6 +6,7 @@ import typer
 
 from halfstep.cli.diff import diff
 from halfstep.cli.explain import explain
+from halfstep.cli.policy import policy
 from halfstep.cli.resume_check import resume_check
 from halfstep.cli.train import train
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(resume_check)
 app.command()(diff)
+app.command()(policy)
 app.command(context_settings={"ignore_unknown_options": True})(explain)
 
 

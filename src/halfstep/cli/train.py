@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,13 @@ def train(
     precision: Annotated[
         str, typer.Option(help="auto, fp32, bf16 or fp16; auto asks the hardware.")
     ] = "auto",
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="A precision.toml, or cuda: CUDA's op list on any device (in fp16, unless"
+            " --precision says bf16)."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Attempted updates.")] = 300,
     accumulate: Annotated[int, typer.Option(help="Micro-batches per update.")] = 1,
     max_norm: Annotated[
@@ -71,6 +79,7 @@ def train(
     start, 130 after Ctrl-C (the steps made are shown and recorded).
     """
     with one_line_errors(debug):
+        from halfstep.precision import Policy, policy_from
         from halfstep.records import BadValueError, RunRecord
         from halfstep.report.run_file import RunFiles
         from halfstep.report.tables import run_table
@@ -83,6 +92,7 @@ def train(
         loaded = load_recipe(recipe)
         progress = TrainingProgress(console, log_every)
         formats = FORMATS if compare else (precision,)
+        chosen = policy_from(policy, precision) if policy is not None else None
         if compare and precision != "auto":
             logger.warning("--precision %s has no effect with --compare", precision)
 
@@ -105,9 +115,12 @@ def train(
                     files.note(name, run)
                     progress.on_step(run, run.steps[-1])
 
+                setting: str | Policy = name
+                if chosen is not None:
+                    setting = replace(chosen, format=name) if compare else chosen
                 run = fit(
                     loaded,
-                    precision=name,
+                    precision=setting,
                     steps=steps,
                     accumulate=accumulate,
                     max_norm=max_norm,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from halfstep.records.errors import HalfstepError as HalfstepError
     from halfstep.records.errors import NonFiniteGradientError as NonFiniteGradientError
     from halfstep.records.errors import RecipeError as RecipeError
+    from halfstep.records.errors import RefusedOpError as RefusedOpError
     from halfstep.records.errors import ScaleCollapse as ScaleCollapse
     from halfstep.records.finding import Finding as Finding
     from halfstep.records.run import RunRecord as RunRecord
@@ -28,7 +29,7 @@ _HOMES = {
     "diagnosis": "Diagnosis",
     "errors": (
         "BadTypeError BadValueError CallOrderError HalfstepError NonFiniteGradientError"
-        " RecipeError ScaleCollapse"
+        " RecipeError RefusedOpError ScaleCollapse"
     ),
     "finding": "Finding",
     "run": "RunRecord",

@@ -30,6 +30,10 @@ class CallOrderError(HalfstepError, RuntimeError):
     """A method was called where the order of a training step does not allow it."""
 
 
+class RefusedOpError(HalfstepError, RuntimeError):
+    """An op was called that the precision policy refuses, as CUDA's autocast would."""
+
+
 class RecipeError(HalfstepError, ValueError):
     """A recipe could not be found, imported or used."""
 

@@ -27,9 +27,10 @@ def run_table(runs: Sequence[RunRecord]) -> Table:
     metrics = list(dict.fromkeys(name for run in runs for name in run.validation))
     show_status = any(run.status != "finished" for run in runs)
     first = runs[0]
-    table = Table(
-        title=f"{first.recipe} on {first.device}, torch {first.torch}", box=box.SIMPLE_HEAD
-    )
+    title = f"{first.recipe} on {first.device}, torch {first.torch}"
+    if policy := first.settings.get("policy"):
+        title += f"\npolicy: {policy}"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
     table.add_column("format")
     for name in ("updates", "skipped", "loss", *metrics, "scale", f"{first.unit}/s"):
         table.add_column(name, justify="right")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from halfstep.precision import Policy
+from halfstep.precision import PrecisionSetting
 from halfstep.records import BadValueError
 from halfstep.records.comparison import Comparison, compare_steps
 from halfstep.records.step import StepRecord
@@ -53,7 +53,7 @@ def verify_resume(
     *,
     at: int = 6,
     steps: int = 5,
-    precision: str | Policy = "auto",
+    precision: PrecisionSetting = "auto",
     accumulate: int = 1,
     max_norm: float | None = None,
     seed: int = 0,

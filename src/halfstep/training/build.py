@@ -8,7 +8,7 @@ import hashlib
 import torch
 from torch import nn
 
-from halfstep.precision import Policy
+from halfstep.precision import PrecisionSetting
 from halfstep.records import BadTypeError
 from halfstep.training.engine import Engine
 from halfstep.training.recipe import Recipe
@@ -17,7 +17,7 @@ from halfstep.training.recipe import Recipe
 def build_engine(
     recipe: Recipe,
     *,
-    precision: str | Policy,
+    precision: PrecisionSetting,
     max_norm: float | None,
     seed: int,
     device: torch.device,

@@ -80,6 +80,7 @@ def resume_run(path: Path, run: RunRecord, engine: Engine) -> tuple[RunRecord, i
     pairs: list[tuple[str, object, object]] = [
         ("recipe", before.recipe, run.recipe),
         ("format", before.format, run.format),
+        ("policy", before.settings.get("policy"), run.settings.get("policy")),
     ]
     pairs += [(key, before.settings.get(key), run.settings[key]) for key in _MUST_AGREE]
     for name, was, now in pairs:

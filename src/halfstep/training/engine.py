@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from halfstep.precision import Policy, as_policy
+from halfstep.precision import PolicyContext, PrecisionSetting, as_policy
 from halfstep.records import BadValueError, CallOrderError, ScaleCollapse
 from halfstep.training.autocast_cache import cast_weights_once
 from halfstep.training.build_lanes import Limit, ScaleSetting, build_lanes, schedules_for
@@ -24,6 +24,7 @@ from halfstep.training.followers import Followers
 from halfstep.training.loss import LossSum
 from halfstep.training.named import as_named, check_name, check_word, for_each, the_only
 from halfstep.training.replay import Replay
+from halfstep.training.scale_hint import with_hint
 from halfstep.training.scaled_backward import ScaledBackward
 from halfstep.training.schedule import Schedule
 from halfstep.training.setup_checks import check_models, check_optimizers
@@ -62,7 +63,7 @@ class Engine:
         optimizer: Any torch optimizer over parameters of the models whose step needs no closure;
             or several by name, of one model or of several.
         precision: ``"auto"`` (asks the hardware and logs why), ``"fp32"``, ``"bf16"``,
-            ``"fp16"``, or a `Policy`.
+            ``"fp16"``, a `Policy`, or the path of a ``precision.toml``.
         max_norm: Clip the gradients of the whole window to this 2-norm, in FP32 terms: the scale
             does not change its meaning. torch's formula, with its 1e-6. With several optimizers a
             limit for each, a mapping, or `Joint` for one norm over those that step together.
@@ -112,7 +113,7 @@ class Engine:
         model: nn.Module | Mapping[str, nn.Module],
         optimizer: Optimizer | Mapping[str, Optimizer],
         *,
-        precision: str | Policy = "auto",
+        precision: PrecisionSetting = "auto",
         max_norm: Limit | Mapping[str, float | None] = None,
         clip: Clip | None = None,
         loss_scale: ScaleSetting | Mapping[str, ScaleSetting] = "auto",
@@ -133,9 +134,7 @@ class Engine:
         check_word("on_collapse", on_collapse, ("raise", "bf16", "fp32"))
         check_word("overflow", overflow, ("together", "independent"))
         check_word("buffers", buffers, ("keep", "rollback"))
-        self.policy = as_policy(precision, self.device)
-        if precision == "auto":
-            logger.info("precision: %s (%s)", self.policy.format, self.policy.reason)
+        self.policy = as_policy(precision, self.device, self.models)
         schedules = schedules_for(schedule, self.optimizers)
         averages = for_each("ema", ema, self.models)
         lanes = build_lanes(
@@ -144,7 +143,7 @@ class Engine:
             format_name=self.policy.format,
             max_norm=max_norm,
             clip=clip,
-            loss_scale=loss_scale,
+            loss_scale=with_hint(loss_scale, self.policy, self.optimizers),
             fuse=fuse,
             veto=veto,
         )
@@ -158,7 +157,7 @@ class Engine:
             on_commit=self._followers.committed,
             on_hold=self._followers.held,
         )
-        self._backward = ScaledBackward(lanes, self.device.type)
+        self._backward = ScaledBackward(lanes, lambda: self.policy.recompute(self.device.type))
         self._argument = model  # what loss_fn gets
         self._on_collapse = on_collapse
         self._replays = diagnose == "on_skip"
@@ -215,7 +214,7 @@ class Engine:
         self._update.settle()
         return {lane.name: lane.counters for lane in self._update.lanes}
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> PolicyContext:
         """The context for forward and loss; backward and step never belong inside."""
         if torch.is_grad_enabled():
             self._followers.window_opens()
@@ -480,8 +479,12 @@ class Engine:
         """Whether the run that wrote a state had, so that this one must follow."""
         return state.get("format") == self._on_collapse and self._may_fall_back()
 
+    def _backward_context(self) -> PolicyContext:
+        return self.policy.recompute(self.device.type)
+
     def _fall_back(self) -> None:
-        self.policy = Policy(self._on_collapse, "fell back after the loss scale collapsed in fp16")
+        reason = "fell back after the loss scale collapsed in fp16"
+        self.policy = replace(self.policy, format=self._on_collapse, reason=reason)
         none = NoLossScale()
         for lane in self._update.lanes:
             lane.use(none)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from halfstep.precision import Policy
+from halfstep.precision import PrecisionSetting
 from halfstep.records import (
     BadTypeError,
     BadValueError,
@@ -37,7 +37,7 @@ logger = logging.getLogger("halfstep")
 def fit(
     recipe: Recipe,
     *,
-    precision: str | Policy = "auto",
+    precision: PrecisionSetting = "auto",
     steps: int = 100,
     accumulate: int = 1,
     max_norm: float | None = None,
@@ -95,6 +95,8 @@ def fit(
         unit=recipe.unit,
         settings={"steps": steps, "accumulate": accumulate, "max_norm": max_norm, "seed": seed},
     )
+    if str(engine.policy) != engine.policy.format:
+        run.settings["policy"] = str(engine.policy)
     windows = _windows(recipe, accumulate, place)
     position = 0
     if resume is not None:

@@ -111,7 +111,7 @@ class Replay:
             with self.policy.autocast(self.device_type):
                 loss = self.loss_fn(self.argument, batch)
             total = loss.total if isinstance(loss, LossSum) else loss
-            with torch.autocast(self.device_type, enabled=False):
+            with self.policy.recompute(self.device_type):
                 torch.autograd.backward(
                     promote(total).reshape(()) / nominal * scale, inputs=self._inputs()
                 )

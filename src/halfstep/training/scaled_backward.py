@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -22,17 +23,20 @@ class ScaledBackward:
 
     Args:
         lanes: All optimizers.
-        device_type: Where autocast is left during backward.
+        context: Makes the context for backward: autocast is off in it, and checkpoints recompute
+            under the policy.
 
     Attributes:
         nominal: The power of two near the first divisor of the run, by which sums are divided in
             backward so that FP16 keeps its range; 0 before the first `LossSum`.
     """
 
-    def __init__(self, lanes: Sequence[Lane], device_type: str) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], context: Callable[[], AbstractContextManager[object]]
+    ) -> None:
         self.nominal = 0.0
         self._lanes = list(lanes)
-        self._device_type = device_type
+        self._context = context
         self._number = 0
         self._has_warned_of_fp16_loss = False
 
@@ -62,7 +66,7 @@ class ScaledBackward:
         nominal = self._nominal_for(lanes, divisor)
         inputs = self._inputs(lanes)
         scalar = promote(total).reshape(())
-        with torch.autocast(self._device_type, enabled=False):
+        with self._context():
             normalised = scalar if divisor is None else scalar / nominal
             torch.autograd.backward(
                 scale.scale(normalised), retain_graph=retain_graph, inputs=inputs

@@ -1,0 +1,122 @@
+"""Kernels on torch's autocast keys, and the thread's switch for them.
+
+A kernel is registered at most once per op and device, when the first policy that needs it is used,
+and lasts as long as the process: removing one while another thread runs its op crashes. What it
+does depends on the `Frame` in thread-local storage. Without one, or without a rule for the op, it
+hands the call on exactly as torch would have: to torch's own autocast kernel, or below autocast.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.library import Library, get_kernel
+
+from halfstep.precision.op_lists import LISTED_DEVICES, op_list
+from halfstep.precision.op_names import find_overload
+from halfstep.precision.rules import Rule, make_rule
+
+_SLOT = "halfstep.precision"
+
+# torch's thread-local storage for Python objects: unlike threading.local, autograd hands it on to
+# the threads in which it runs backward, where checkpoints recompute their forward.
+_is_set = torch._C._is_key_in_tls
+_get = torch._C._get_obj_in_tls
+
+
+class Frame(NamedTuple):
+    """What is active in a thread.
+
+    Attributes:
+        rules: Device type to op (with overload) to rule.
+        islands: The module patterns of the policy; islands with these patterns are active.
+    """
+
+    rules: Mapping[str, Mapping[str, Rule]]
+    islands: tuple[str, ...]
+
+
+def active_frame() -> Frame | None:
+    """The frame of this thread, ``None`` outside of every policy."""
+    return _get(_SLOT) if _is_set(_SLOT) else None
+
+
+def set_active_frame(frame: Frame | None) -> None:
+    """Switch this thread over."""
+    if frame is not None:
+        torch._C._stash_obj_in_tls(_SLOT, frame)
+    elif _is_set(_SLOT):
+        torch._C._remove_obj_from_tls(_SLOT)
+
+
+def compile_rules(actions: Mapping[str, str], device_type: str) -> Mapping[str, Rule]:
+    """Rules by op, with the kernels that look at them in place.
+
+    Args:
+        actions: Op with overload to what `make_rule` takes, or ``"inputs"`` for no rule.
+        device_type: Whose autocast.
+    """
+    ops = {name: op for name in actions if (op := find_overload(name)) is not None}
+    _ensure_kernels(ops, device_type)
+    return {
+        name: no_rule if actions[name] == "inputs" else make_rule(op, actions[name], device_type)
+        for name, op in ops.items()
+    }
+
+
+def no_rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Stands for "runs in the dtype of its inputs"; kernels go below autocast instead."""
+    raise AssertionError("never called")
+
+
+_lock = threading.Lock()
+_registered: set[tuple[str, str]] = set()
+_libraries: dict[str, Library] = {}
+
+
+def _ensure_kernels(ops: Mapping[str, OpOverload], device_type: str) -> None:
+    with _lock:
+        missing = {n: op for n, op in ops.items() if (device_type, n) not in _registered}
+        if not missing:
+            return
+        for listed in LISTED_DEVICES:
+            op_list(listed)  # read before our kernels are among the registered ones
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel"
+            for name, op in missing.items():
+                _register(name, op, device_type)
+
+
+def _register(name: str, op: OpOverload, device_type: str) -> None:
+    namespace = op.namespace
+    if namespace not in _libraries:
+        _libraries[namespace] = Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+    key = getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}")
+    kernel = _kernel(name, op, key, device_type)
+    _libraries[namespace].impl(op, kernel, key.name, with_keyset=True)  # type: ignore[no-untyped-call]
+    _registered.add((device_type, name))
+
+
+def _kernel(name: str, op: OpOverload, key: Any, device_type: str) -> Callable[..., Any]:
+    below_autocast = torch._C._dispatch_keyset_full_after(key)
+
+    def below(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        # By keyset, not by excluding the key: ops inside of a composite must still autocast.
+        return op.redispatch(keyset & below_autocast, *args, **kwargs)
+
+    has_stock = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, key.name)
+    stock = get_kernel(op, key).call_boxed if has_stock else below
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_set(_SLOT):
+            rules = _get(_SLOT).rules.get(device_type)
+            if rules is not None and (rule := rules.get(name)) is not None:
+                return below(keyset, *args, **kwargs) if rule is no_rule else rule(args, kwargs)
+        return stock(keyset, *args, **kwargs)
+
+    return kernel
