@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from halfstep.precision.compiler import not_compiled
 from halfstep.precision.dispatch import Frame, active_frame, set_active_frame
 from halfstep.precision.rules import casts
 
@@ -83,3 +84,6 @@ def _inside(outer: Frame, frame: Frame | None, device_type: str) -> Frame:
     if frame is None:
         return Frame(others, ())
     return Frame({**others, **frame.rules}, frame.islands)
+
+
+not_compiled(PolicyContext.__enter__, PolicyContext.__exit__)

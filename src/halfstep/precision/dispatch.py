@@ -17,6 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.library import Library, get_kernel
 
+from halfstep.precision.compiler import not_compiled
 from halfstep.precision.op_lists import LISTED_DEVICES, op_list
 from halfstep.precision.op_names import find_overload
 from halfstep.precision.rules import Rule, make_rule
@@ -119,4 +120,5 @@ def _kernel(name: str, op: OpOverload, key: Any, device_type: str) -> Callable[.
                 return below(keyset, *args, **kwargs) if rule is no_rule else rule(args, kwargs)
         return stock(keyset, *args, **kwargs)
 
+    not_compiled(kernel)
     return kernel

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from halfstep.precision.cast_tree import to_fp32
+from halfstep.precision.compiler import constant_when_compiled
 from halfstep.precision.dispatch import active_frame
 from halfstep.records import BadTypeError, BadValueError
 
@@ -35,6 +36,14 @@ def switch_autocast_on(devices: list[str]) -> None:
         torch.set_autocast_enabled(device, True)
 
 
+def _is_active(patterns: tuple[str, ...]) -> bool:
+    frame = active_frame()
+    return frame is not None and frame.islands == patterns
+
+
+constant_when_compiled(_is_active)  # so a compiled module keeps its islands, in one graph
+
+
 class _Entered(threading.local):
     def __init__(self) -> None:
         self.stack: list[tuple[int, list[str]]] = []  # module, devices that had autocast
@@ -56,10 +65,8 @@ class Island:
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Forward pre-hook."""
-        if self.patterns is not None:
-            frame = active_frame()
-            if frame is None or frame.islands != self.patterns:
-                return None
+        if self.patterns is not None and not _is_active(self.patterns):
+            return None
         _entered.stack.append((id(module), switch_autocast_off()))
         return to_fp32(args), to_fp32(kwargs)
 
