@@ -13,9 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-TO_FLOAT16 = ["__matmul__", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "multi_dot", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "GRUCell", "linear", "LSTMCell", "matmul", "mm", "mv", "prelu", "RNNCell"]
-TO_FLOAT32 = ["__pow__", "__rdiv__", "__rpow__", "__rtruediv__", "acos", "asin", "binary_cross_entropy_with_logits", "cosh", "cosine_embedding_loss", "cdist", "cosine_similarity", "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss", "kl_div", "l1_loss", "layer_norm", "log", "log_softmax", "log10", "log1p", "log2", "margin_ranking_loss", "mse_loss", "multilabel_margin_loss", "multi_margin_loss", "nll_loss", "norm", "normalize", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "rsqrt", "sinh", "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "renorm", "tan", "triplet_margin_loss"]
-TO_WIDEST = ["addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sample", "index_put", "scatter_add", "tensordot"]
+_TO_FLOAT16 = """
+    __matmul__ addbmm addmm addmv addr baddbmm bmm multi_dot conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d conv_transpose3d GRUCell linear LSTMCell matmul mm mv
+    prelu RNNCell
+"""
+TO_FLOAT16 = _TO_FLOAT16.split()
+_TO_FLOAT32 = """
+    __pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh
+    cosine_embedding_loss cdist cosine_similarity cross_entropy cumprod cumsum dist erfinv exp
+    expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm log log_softmax log10 log1p
+    log2 margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss nll_loss norm
+    normalize pdist poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss
+    soft_margin_loss softmax softmin softplus sum renorm tan triplet_margin_loss
+"""
+TO_FLOAT32 = _TO_FLOAT32.split()
+_TO_WIDEST = """
+    addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot
+"""
+TO_WIDEST = _TO_WIDEST.split()
 
 N = 4
 LABELS = torch.tensor([0, 1, 2, 3])
@@ -41,6 +57,8 @@ def _convolution(op: Callable[..., Tensor], dims: int) -> Callable[[Tensor], Ten
 CUBE = torch.linspace(-1, 1, N**3).reshape(N, N, N)
 MATRIX = torch.linspace(-1, 1, N * N).reshape(N, N)
 VECTOR = torch.linspace(-1, 1, N)
+
+_UNARY = "acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh tan"
 
 # name -> call with one (4, 4) matrix of values in (0, 1); other operands are FP32
 CALLS: dict[str, Callable[[Tensor], Any]] = {
@@ -103,10 +121,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "softplus": F.softplus,
     "sum": lambda x: x.sum(),
     "triplet_margin_loss": lambda x: F.triplet_margin_loss(x, MATRIX, MATRIX.flip(0)),
-    **{
-        name: (lambda x, name=name: getattr(torch, name)(x))
-        for name in ["acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sinh", "tan"]
-    },
+    **{name: (lambda x, name=name: getattr(torch, name)(x)) for name in _UNARY.split()},
 }
 
 # name -> call with the dtypes of two operands

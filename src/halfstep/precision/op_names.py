@@ -41,6 +41,9 @@ def overloads_named(name: str) -> tuple[str, ...]:
     found = [overload for target in _ARRIVE_AT.get(bare, (bare,)) for overload in _castable(target)]
     if found:
         return tuple(found)
+    packet = bare.partition(".")[0]
+    if "." in bare and (overloads := _castable(packet)):
+        raise BadValueError(f"torch has no op {name!r}{did_you_mean(bare, [packet, *overloads])}")
     if _exists(bare):
         raise BadValueError(
             f"op {name!r} works in place or takes no tensor to cast; autocast never touches such"

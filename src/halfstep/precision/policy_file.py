@@ -55,6 +55,10 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
+        if "overwrite" in str(error):
+            raise BadValueError(
+                f"{str(path)!r} gives one name twice, such as two rules for one op. Keep one."
+            ) from error
         raise BadValueError(f"{str(path)!r} is no valid TOML: {error}.") from error
 
 
