@@ -12,7 +12,7 @@ import pytest
 import stock_ops
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock_ops import X, all_results, results
 from torch import Tensor, nn
@@ -153,6 +153,7 @@ def state() -> tuple[object, ...]:
     )
 
 
+@settings(deadline=None)  # the first examples register kernels
 @given(st.lists(st.sampled_from(sorted(SETTINGS)), max_size=6), st.booleans())
 def test_any_nesting_gives_back_what_was_there(names: list[str], fails: bool) -> None:
     def enter(rest: list[str]) -> None:

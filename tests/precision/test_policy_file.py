@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -53,6 +53,7 @@ OPS = st.dictionaries(
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1)
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     format=st.sampled_from(["fp32", "bf16", "fp16"]),
     base=st.sampled_from(["device", "cuda"]),

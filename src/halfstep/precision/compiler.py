@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_frames: Any = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
+_frames: Any = torch._C._dynamo.eval_frame
 
 
 def not_compiled(*functions: Callable[..., Any]) -> None:

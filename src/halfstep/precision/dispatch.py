@@ -20,7 +20,7 @@ from torch.library import Library, get_kernel
 from halfstep.precision.compiler import not_compiled
 from halfstep.precision.op_lists import LISTED_DEVICES, op_list
 from halfstep.precision.op_names import find_overload
-from halfstep.precision.rules import Rule, make_rule
+from halfstep.precision.rules import Rule, caller_of, has_numbers, make_rule, number_positions
 
 _SLOT = "halfstep.precision"
 
@@ -104,9 +104,16 @@ def _register(name: str, op: OpOverload, device_type: str) -> None:
 
 
 def _kernel(name: str, op: OpOverload, key: Any, device_type: str) -> Callable[..., Any]:
+    this_key = torch._C.DispatchKeySet(key)
     below_autocast = torch._C._dispatch_keyset_full_after(key)
+    without_autocast = torch._C._ExcludeDispatchKeyGuard
+    numbers_at = number_positions(op)
+    call = caller_of(op)
 
     def below(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if numbers_at and has_numbers(args, numbers_at):
+            with without_autocast(this_key):
+                return call(args, kwargs)
         # By keyset, not by excluding the key: ops inside of a composite must still autocast.
         return op.redispatch(keyset & below_autocast, *args, **kwargs)
 
@@ -117,7 +124,10 @@ def _kernel(name: str, op: OpOverload, key: Any, device_type: str) -> Callable[.
         if _is_set(_SLOT):
             rules = _get(_SLOT).rules.get(device_type)
             if rules is not None and (rule := rules.get(name)) is not None:
-                return below(keyset, *args, **kwargs) if rule is no_rule else rule(args, kwargs)
+                if rule is no_rule:
+                    return below(keyset, *args, **kwargs)
+                with without_autocast(this_key):
+                    return rule(args, kwargs)
         return stock(keyset, *args, **kwargs)
 
     not_compiled(kernel)

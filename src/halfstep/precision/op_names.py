@@ -12,6 +12,10 @@ from halfstep.records import BadValueError
 
 # Python names of ops that are called something else, or arrive at something else, below.
 _ARRIVE_AT = {
+    "multiply": ("mul",),
+    "subtract": ("sub",),
+    "divide": ("div",),
+    "true_divide": ("div",),
     "cross_entropy": ("cross_entropy_loss",),
     "grid_sample": ("grid_sampler",),
     "multi_dot": ("linalg_multi_dot",),
@@ -20,6 +24,11 @@ _ARRIVE_AT = {
     "matrix_norm": ("linalg_matrix_norm",),
     "sdpa": ("scaled_dot_product_attention",),
 }
+# A rule for these would be none: they are what the user, or a rule, converts with.
+_CONVERSIONS = frozenset(
+    ("to", "_to_copy", "type_as", "copy", "clone", "detach", "alias")
+    + ("_autocast_to_reduced_precision", "_autocast_to_full_precision")
+)
 _PREFIXES = ("aten::", "torch.nn.functional.", "torch.ops.aten.", "torch.", "F.")
 
 
@@ -46,8 +55,8 @@ def overloads_named(name: str) -> tuple[str, ...]:
         raise BadValueError(f"torch has no op {name!r}{did_you_mean(bare, [packet, *overloads])}")
     if _exists(bare):
         raise BadValueError(
-            f"op {name!r} works in place or takes no tensor to cast; autocast never touches such"
-            f" ops{did_you_mean(bare.rstrip('_'), _all_names())}"
+            f"op {name!r} works in place, converts, or takes no tensor to cast; autocast never"
+            f" touches such ops{did_you_mean(bare.rstrip('_'), _all_names())}"
         )
     raise BadValueError(f"torch has no op {name!r}{did_you_mean(bare, _all_names())}")
 
@@ -72,7 +81,7 @@ def _castable(bare: str) -> list[str]:
     if "." in bare:
         op = find_overload(bare)
         return [bare] if op is not None and _takes_tensors_and_writes_none(op) else []
-    if not _exists(bare):
+    if bare in _CONVERSIONS or not _exists(bare):
         return []
     library, _, packet_name = bare.rpartition("::")
     packet = getattr(getattr(torch.ops, library or "aten"), packet_name)
@@ -86,6 +95,8 @@ def _exists(bare: str) -> bool:
 
 
 def _takes_tensors_and_writes_none(op: OpOverload) -> bool:
+    if not torch._C._dispatch_has_kernel(op._name):
+        return False  # known to the scripting front end only
     arguments = op._schema.arguments
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in arguments)
     return not writes and any("Tensor" in str(a.type) for a in arguments)

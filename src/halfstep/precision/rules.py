@@ -55,9 +55,10 @@ def make_rule(op: OpOverload, action: str, device_type: str) -> Rule:
         device_type: Tensors of other devices are not cast.
 
     Returns:
-        Called with the tuple of positional arguments and the dictionary of the others.
+        Called with autocast off, as torch's own kernels are, with the tuple of positional arguments
+        and the dictionary of the others.
     """
-    call = _without_autocast(op, device_type)
+    call = caller_of(op)
     is_here = operator.attrgetter(f"is_{device_type}")
     if action == "refused":
         return _refuse(op)
@@ -74,17 +75,37 @@ def make_rule(op: OpOverload, action: str, device_type: str) -> Rule:
     return lambda args, kwargs: _cast_and_call(call, args, kwargs, dtype, is_here)
 
 
-def _without_autocast(op: OpOverload, device_type: str) -> Callable[..., Any]:
-    key = getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}")
-    excluded = torch._C.DispatchKeySet(key)
-    guard = torch._C._ExcludeDispatchKeyGuard
+def caller_of(op: OpOverload) -> Rule:
+    """`op` as a function of a tuple and a dictionary."""
     raw = op._op  # past OpOverload.__call__, which only calls it
+    numbers_at = number_positions(op)
+    if not numbers_at:
+        return lambda args, kwargs: raw(*args, **kwargs)
+    packet = op.overloadpacket
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with guard(excluded):
-            return raw(*args, **kwargs)
+        return (packet if has_numbers(args, numbers_at) else raw)(*args, **kwargs)
 
     return call
+
+
+def number_positions(op: OpOverload) -> tuple[int, ...]:
+    """Where the dispatcher may hand over a Python number although the op wants a tensor.
+
+    ``x * 0.5`` arrives at ``mul.Tensor`` with a number that promotes as numbers do, and Python
+    cannot make such a tensor: only the packet of all overloads takes the call.
+    """
+    overloads = op.overloadpacket.overloads()
+    if not any("Scalar" in name for name in overloads):
+        return ()
+    arguments = enumerate(op._schema.arguments)
+    found = tuple(i for i, a in arguments if str(a.type) == "Tensor" and not a.kwarg_only)
+    return found if len(found) > 1 else ()
+
+
+def has_numbers(args: tuple[Any, ...], positions: tuple[int, ...]) -> bool:
+    """Whether one of the arguments is a number in the place of a tensor."""
+    return any(not isinstance(args[i], Tensor) for i in positions if i < len(args))
 
 
 def _cast_and_call(
