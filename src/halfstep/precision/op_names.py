@@ -25,10 +25,7 @@ _ARRIVE_AT = {
     "sdpa": ("scaled_dot_product_attention",),
 }
 # A rule for these would be none: they are what the user, or a rule, converts with.
-_CONVERSIONS = frozenset(
-    ("to", "_to_copy", "type_as", "copy", "clone", "detach", "alias")
-    + ("_autocast_to_reduced_precision", "_autocast_to_full_precision")
-)
+_CONVERSIONS = frozenset({"to", "_to_copy", "type_as", "copy", "clone", "detach", "alias"})
 _PREFIXES = ("aten::", "torch.nn.functional.", "torch.ops.aten.", "torch.", "F.")
 
 

@@ -96,7 +96,7 @@ def number_positions(op: OpOverload) -> tuple[int, ...]:
     cannot make such a tensor: only the packet of all overloads takes the call.
     """
     overloads = op.overloadpacket.overloads()
-    if not any("Scalar" in name for name in overloads):
+    if not any("scalar" in name.lower() for name in overloads):
         return ()
     arguments = enumerate(op._schema.arguments)
     found = tuple(i for i, a in arguments if str(a.type) == "Tensor" and not a.kwarg_only)
