@@ -9,6 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from halfstep.precision.cast_tree import to_fp32
+from halfstep.precision.compiler import not_compiled
 from halfstep.precision.islands import (
     Island,
     check_island,
@@ -76,6 +77,9 @@ class Fp32Block(contextlib.ContextDecorator):
 
     def _recreate_cm(self) -> Fp32Block:
         return Fp32Block()  # a decorated function may run in several threads
+
+
+not_compiled(_CastInputs.__torch_function__, Fp32Block.__enter__, Fp32Block.__exit__)
 
 
 @overload
