@@ -73,7 +73,7 @@ class Policy:
     ops: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     init_scale: float | None = None
-    reason: str = "asked for"
+    reason: str = field(default="asked for", compare=False)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS_TO_TRAIN_IN:
