@@ -24,6 +24,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/update.py
 	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/policy.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
