@@ -74,7 +74,7 @@ def _cuda_on_cpu() -> dict[str, str]:
     """CUDA's list where it differs from the CPU's."""
     cpu, cuda = op_list("cpu"), op_list("cuda")
     found = {
-        name: cuda.get(name, "inputs")
+        name: cuda.get(name, "unlisted")
         for name in (*cuda, *cpu)
         if cuda.get(name) != cpu.get(name)
         and cpu.get(name) != "unknown"

@@ -59,19 +59,20 @@ def compile_rules(actions: Mapping[str, str], device_type: str) -> Mapping[str, 
     """Rules by op, with the kernels that look at them in place.
 
     Args:
-        actions: Op with overload to what `make_rule` takes, or ``"inputs"`` for no rule.
+        actions: Op with overload to what `make_rule` takes, or ``"unlisted"`` for none: ops inside
+            of it may have one.
         device_type: Whose autocast.
     """
     ops = {name: op for name in actions if (op := find_overload(name)) is not None}
     _ensure_kernels(ops, device_type)
     return {
-        name: no_rule if actions[name] == "inputs" else make_rule(op, actions[name], device_type)
+        name: no_rule if actions[name] == "unlisted" else make_rule(op, actions[name], device_type)
         for name, op in ops.items()
     }
 
 
 def no_rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands for "runs in the dtype of its inputs"; kernels go below autocast instead."""
+    """Stands for an op that is not on the list; kernels go below autocast instead."""
     raise AssertionError("never called")
 
 

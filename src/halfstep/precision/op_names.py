@@ -77,7 +77,8 @@ def _without_prefix(name: str) -> str:
 def _castable(bare: str) -> list[str]:
     if "." in bare:
         op = find_overload(bare)
-        return [bare] if op is not None and _takes_tensors_and_writes_none(op) else []
+        usable = op is not None and _takes_tensors_and_writes_none(op)
+        return [bare.removesuffix(".default")] if usable else []
     if bare in _CONVERSIONS or not _exists(bare):
         return []
     library, _, packet_name = bare.rpartition("::")

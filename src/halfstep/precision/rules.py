@@ -49,9 +49,10 @@ def make_rule(op: OpOverload, action: str, device_type: str) -> Rule:
 
     Args:
         op: One overload.
-        action: ``"low"``, ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"promote"``, ``"refused"``; or,
-            for ops that the device cannot compute in 16 bits, ``"emulated low"`` and
-            ``"emulated inputs"``: rounded to 16 bits before and after, FP32 between.
+        action: ``"low"``, ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"promote"``, ``"refused"``, or
+            ``"inputs"`` (no cast, not inside either). For ops that the device cannot compute in 16
+            bits ``"emulated low"`` and ``"emulated inputs"``: rounded before and after, FP32
+            between.
         device_type: Tensors of other devices are not cast.
 
     Returns:
@@ -60,6 +61,8 @@ def make_rule(op: OpOverload, action: str, device_type: str) -> Rule:
     """
     call = caller_of(op)
     is_here = operator.attrgetter(f"is_{device_type}")
+    if action == "inputs":
+        return call
     if action == "refused":
         return _refuse(op)
     if action == "promote":
