@@ -1,13 +1,17 @@
-"""The recipe of the docs trains."""
+"""The recipe of the docs trains; their code runs and prints what they say."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import halfstep as hs
+from halfstep.cli.app import app
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -23,3 +27,22 @@ def test_recipe_of_the_docs_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run.steps[-1].loss < 0.9 * run.steps[0].loss
     run.save("run.jsonl")
     assert hs.RunRecord.load("run.jsonl") == run
+
+
+def test_code_of_the_policy_page_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DOCS / "policy.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.py").write_text(
+        "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    )
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile((tmp_path / "page.py").read_text(), "page.py", "exec"), {"__name__": "page"})
+    shown = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    assert printed.getvalue() == shown[1] + "native\n"
+    command, _, output = shown[0].partition("\n")
+    assert CliRunner().invoke(app, command.split()[2:]).stdout == output
+    (toml,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert (tmp_path / "precision.toml").read_text() == toml

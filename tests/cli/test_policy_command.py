@@ -16,7 +16,7 @@ import halfstep as hs
 def test_policy_prints_a_device_by_category(halfstep: Invoke) -> None:
     result = halfstep("policy", "--device", "cuda")
     assert result.exit_code == 0
-    categories = [p.splitlines()[0].split(":")[0] for p in result.stdout.split("\n\n")[:-1]]
+    categories = [p.splitlines()[0].split(" (")[0] for p in result.stdout.split("\n\n")[:-1]]
     assert categories == ["CUDA, low", "CUDA, fp32", "CUDA, promote", "CUDA, refused"]
     assert " softmax.int* " in result.stdout.replace("\n", " ")
     assert " linear " in result.stdout.replace("\n", " ")

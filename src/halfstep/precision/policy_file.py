@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -92,8 +93,12 @@ def _fresh(values: dict[str, Any]) -> str:
     for key in ("ops", "modules"):
         if table := values.get(key):
             lines += ["", f"[{key}]"]
-            lines += [f"{_literal(name)} = {_literal(rule)}" for name, rule in table.items()]
+            lines += [f"{_key(name)} = {_literal(rule)}" for name, rule in table.items()]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _literal(name)
 
 
 def _literal(value: Any) -> str:

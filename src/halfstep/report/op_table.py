@@ -20,10 +20,10 @@ def op_lists_text(rows: Sequence[ListedOp], device_type: str | None, width: int)
     """
     parts = []
     for device in (device_type,) if device_type else ("cuda", "cpu"):
-        for category, meaning in (*CATEGORIES.items(), ("unknown", "of unknown category")):
+        for category, meaning in (*CATEGORIES.items(), ("unknown", "newer than this halfstep")):
             names = [r.name + "*" * r.differs for r in rows if getattr(r, device) == category]
             if names:
-                title = f"{_NAMES[device]}, {category}: {len(names)} ops {meaning}"
+                title = f"{_NAMES[device]}, {category} ({len(names)}): {meaning}"
                 parts.append(f"{title}\n{_filled(names, width)}")
     parts.append(
         "All other ops run in the dtype of their inputs.\n"
