@@ -132,6 +132,7 @@ def dtypes(model: nn.Module, policy: hs.Policy | None = FP16) -> list[torch.dtyp
     return found
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
 F16, F32 = torch.float16, torch.float32
 
 
@@ -159,6 +160,14 @@ def test_shared_module_is_found_under_each_of_its_names() -> None:
     model["head"] = model["embed"]
     hs.Policy("fp16", modules={"head": "fp32"}).attach(model)
     assert len(model["embed"]._forward_hooks) == 1
+
+
+def test_patterns_are_names_of_the_model_inside_its_wrappers() -> None:
+    policy = hs.Policy("fp16", modules={"encoder.1": "fp32"})
+    model = nn.Sequential(OrderedDict(encoder=net()))
+    wrapped = nn.DataParallel(torch.compile(model, backend="eager"))
+    assert policy.attach(wrapped) == ["encoder.1"]
+    assert len(model.encoder[1]._forward_hooks) == 1
 
 
 COPIES: dict[str, Callable[[nn.Module], Any]] = {

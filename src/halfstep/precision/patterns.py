@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from halfstep.precision.nearest import did_you_mean
 from halfstep.records import BadTypeError, BadValueError
@@ -25,8 +26,14 @@ def check_patterns(modules: Mapping[str, str]) -> None:
             )
 
 
+# Names that wrappers put before those of the model itself.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
 def modules_named(model: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]:
     """The modules that match, by their first name.
+
+    Names are those of the model before it was compiled, checkpointed or made parallel.
 
     Raises:
         BadTypeError: Not a model.
@@ -34,8 +41,11 @@ def modules_named(model: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Mod
     """
     if not isinstance(model, nn.Module):
         raise BadTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    if isinstance(model, (DataParallel, DistributedDataParallel)):
+        model = model.module
     # all names, since a shared module can be meant by any of them
-    named = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
+    every = model.named_modules(remove_duplicate=False)
+    named = {plain: m for n, m in every if (plain := _without_wrappers(n))}
     found: dict[int, tuple[str, nn.Module]] = {}
     for pattern in patterns:
         matches = {n: m for n, m in named.items() if fnmatchcase(n, pattern)}
@@ -47,3 +57,10 @@ def modules_named(model: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Mod
         for name, module in matches.items():
             found.setdefault(id(module), (name, module))
     return dict(found.values())
+
+
+def _without_wrappers(name: str) -> str:
+    name += "."
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removesuffix(".")
