@@ -155,6 +155,22 @@ def test_policys_islands_are_none_without_the_policy() -> None:
     assert dtypes(model) == dtypes(model, None) == [F16, F16, F16]
 
 
+def test_detached_model_has_no_hooks_and_other_islands_stay() -> None:
+    model = net()
+    first, second = (hs.Policy("fp16", modules={name: "fp32"}) for name in "01")
+    for policy in (first, second):
+        policy.attach(model)
+        hs.fp32(model[2])
+    first.detach(model)
+    second.detach(model[0])  # nothing there
+    assert dtypes(model, first) == [F16, F16, F32]
+    assert dtypes(model, second) == [F16, F32, F32]
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
+    assert not any(
+        getattr(model[0], table) for table in (*tables, "_forward_pre_hooks_with_kwargs")
+    )
+
+
 def test_shared_module_is_found_under_each_of_its_names() -> None:
     model = nn.ModuleDict({"embed": nn.Linear(4, 4)})
     model["head"] = model["embed"]

@@ -84,6 +84,15 @@ def make_island(module: nn.Module, island: Island) -> None:
     module.register_forward_hook(island.leave, always_call=True, prepend=True)
 
 
+def remove_island(module: nn.Module, island: Island) -> None:
+    """Take the hooks of this island away again, if it has any."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [k for k, hook in hooks.items() if getattr(hook, "__self__", None) == island]:
+            del hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+            module._forward_hooks_always_called.pop(key, None)
+
+
 def check_island(module: object, name: str = "") -> nn.Module:
     """Refuse what cannot run in FP32."""
     if not isinstance(module, nn.Module):

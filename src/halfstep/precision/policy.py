@@ -17,7 +17,7 @@ from halfstep.precision.actions import actions_for, check_ops
 from halfstep.precision.context import PolicyContext
 from halfstep.precision.device_formats import refuse_format
 from halfstep.precision.dispatch import Frame, compile_rules
-from halfstep.precision.islands import Island, check_island, make_island
+from halfstep.precision.islands import Island, check_island, make_island, remove_island
 from halfstep.precision.nearest import did_you_mean
 from halfstep.precision.patterns import check_patterns, modules_named
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
@@ -130,7 +130,8 @@ class Policy:
     def attach(self, model: nn.Module) -> list[str]:
         """Put the module patterns on a model; calling it again changes nothing.
 
-        The modules get hooks that do nothing unless this policy is active.
+        The modules get hooks that do nothing unless this policy is active. They stay there, for
+        copies and checkpoints of the model too, until `detach`.
 
         Args:
             model: Its submodules are matched by their dotted names.
@@ -148,6 +149,18 @@ class Policy:
             make_island(module, Island(tuple(self.modules)))
         _attached.add(tuple(self.modules))
         return list(found)
+
+    def detach(self, model: nn.Module) -> None:
+        """Take the hooks that `attach` put on a model away again.
+
+        Seldom needed: torch takes its fused path for attention layers in inference only where
+        there are no hooks at all.
+
+        Args:
+            model: Also one that was never attached to.
+        """
+        for module in model.modules():
+            remove_island(module, Island(tuple(self.modules)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:

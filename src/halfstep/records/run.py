@@ -33,7 +33,8 @@ class RunRecord:
         torch: Version of torch.
         started: Local date and time, ISO 8601.
         unit: What the divisors count: "tokens", "samples".
-        settings: What the run was asked for (steps, accumulate, max_norm, seed).
+        settings: What the run was asked for (steps, accumulate, max_norm, seed); `policy` where it
+            is more than a format.
         steps: One record per attempted update.
         validation: Metric name to value after the run; empty without a validation.
         initial_validation: The same before the first update.
