@@ -49,7 +49,8 @@ def probe_format(name: str, device: torch.device) -> Probe:
         elif not bool(torch.isclose(result, expected, rtol=0.05, atol=0.05).all()):
             faults.append(f"a {label} in {row.name} is wrong here")
         speeds.append(_seconds(op, full, device) / _seconds(op, half, device))
-    return Probe(round(speeds[0], 2), round(speeds[1], 2), "; ".join(faults))
+    product, convolution = (float(f"{speed:.3g}") for speed in speeds)
+    return Probe(product, convolution, "; ".join(faults))
 
 
 def _ops() -> list[tuple[str, Callable[..., Tensor], list[Tensor]]]:
