@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,27 +20,28 @@ from halfstep.training.autocast_cache import cast_weights_once
 from halfstep.training.build_lanes import Limit, ScaleSetting, build_lanes, schedules_for
 from halfstep.training.ema import as_averaged
 from halfstep.training.engine_state import check_engine_state, engine_state, load_engine_state
+from halfstep.training.engine_views import EngineViews
 from halfstep.training.followers import Followers
+from halfstep.training.lane_names import Names, lanes_to_step, named_lanes, of_which, open_lanes
 from halfstep.training.loss import LossSum
-from halfstep.training.named import as_named, check_name, check_word, for_each, the_only
+from halfstep.training.named import as_named, check_word, for_each
 from halfstep.training.replay import Replay
 from halfstep.training.scale_hint import with_hint
 from halfstep.training.scaled_backward import ScaledBackward
 from halfstep.training.schedule import Schedule
 from halfstep.training.setup_checks import check_models, check_optimizers
 from halfstep.training.windows import checked_window
-from halfstep.update import Counters, Joint, Lane, LossScale, NoLossScale, StepOutcome, Update
+from halfstep.update import Joint, Lane, NoLossScale, StepOutcome, Update
 from halfstep.update.clipping import Clip
 from halfstep.update.veto import Condition
 
 logger = logging.getLogger("halfstep")
 
 Batch = TypeVar("Batch")
-Names = str | Sequence[str] | None
 LossFn = Callable[[Any, Batch], Tensor | LossSum]
 
 
-class Engine:
+class Engine(EngineViews):
     """Mixed-precision training of one model by one optimizer, or of several by name.
 
     With `train_step` for new loops, or by hand in loops that exist::
@@ -162,58 +163,6 @@ class Engine:
         self._on_collapse = on_collapse
         self._replays = diagnose == "on_skip"
 
-    @property
-    def model(self) -> nn.Module:
-        """The model, where there is one; else see `models`."""
-        return the_only("model", "models", self.models.values(), self.models)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer, where there is one; else see `optimizers`."""
-        return the_only("optimizer", "optimizers", self.optimizers.values(), self.optimizers)
-
-    @property
-    def loss_scale(self) -> LossScale:
-        """The loss scale object; ``engine.loss_scale.value`` is the current factor."""
-        scales = self.loss_scales
-        return the_only("loss_scale", "loss_scales", scales.values(), scales)
-
-    @property
-    def loss_scales(self) -> dict[str, LossScale]:
-        """Optimizer name to its loss scale; the same object where they share one."""
-        return {lane.name: lane.loss_scale for lane in self._update.lanes}
-
-    @property
-    def ema(self) -> AveragedModel | None:
-        """The averaged weights, ``None`` without."""
-        return the_only("ema", "emas", self.emas.values(), self.emas)
-
-    @property
-    def emas(self) -> dict[str, AveragedModel | None]:
-        """Model name to its averaged weights."""
-        return dict(self._followers.emas)
-
-    @property
-    def num_updates(self) -> int:
-        """Steps that moved parameters."""
-        return self._settled_counters().num_updates
-
-    @property
-    def num_skipped(self) -> int:
-        """Steps that moved nothing."""
-        return self._settled_counters().num_skipped
-
-    @property
-    def consumed(self) -> float:
-        """The token clock: sum of the divisors of all committed updates."""
-        return self._settled_counters().consumed
-
-    @property
-    def counters(self) -> dict[str, Counters]:
-        """Optimizer name to its own attempts, updates and consumed tokens."""
-        self._update.settle()
-        return {lane.name: lane.counters for lane in self._update.lanes}
-
     def autocast(self) -> PolicyContext:
         """The context for forward and loss; backward and step never belong inside."""
         if torch.is_grad_enabled():
@@ -242,7 +191,7 @@ class Engine:
 
         Syncs: no; the first `LossSum` of a run reads its divisor once.
         """
-        lanes = self._named_lanes(optimizers)
+        lanes = named_lanes(self._update.lanes, optimizers)
         needs_divisor = self._followers.counts_tokens(lanes)
         self._backward(lanes, loss, needs_divisor=needs_divisor, retain_graph=retain_graph)
 
@@ -260,7 +209,7 @@ class Engine:
         Syncs: with fused optimizers on an accelerator the host waits for the *previous* step
         only; any other optimizer costs one wait.
         """
-        lanes = self._lanes_to_step(optimizers)
+        lanes = lanes_to_step(self._update.lanes, optimizers)
         updates_before = self._settled_counters().num_updates
         try:
             return self._update.run(lanes)
@@ -300,7 +249,7 @@ class Engine:
             dropped and nothing has moved; windows of other optimizers stay open.
         """
         batches = checked_window(window)
-        lanes = self._named_lanes(optimizers)
+        lanes = named_lanes(self._update.lanes, optimizers)
         names = [lane.name for lane in lanes]
         if any(lane.window.num_micro_batches for lane in lanes):
             raise CallOrderError(
@@ -369,7 +318,7 @@ class Engine:
 
         Syncs: no.
         """
-        lanes = self._open_lanes(optimizers)
+        lanes = open_lanes(self._update.lanes, optimizers)
         if not lanes or not all(lane.window.num_micro_batches for lane in lanes):
             raise CallOrderError("gradients() without backward(): this window has none yet.")
         if any(lane.window.true_gradients for lane in lanes):
@@ -389,7 +338,7 @@ class Engine:
         Args:
             optimizers: Names of those whose windows; ``None`` for all.
         """
-        self._update.abort(self._named_lanes(optimizers))
+        self._update.abort(named_lanes(self._update.lanes, optimizers))
         self._followers.nothing_moved()
         self._followers.window_closes()
 
@@ -403,10 +352,10 @@ class Engine:
 
         Syncs: yes.
         """
-        if lanes := self._open_lanes(None):
+        if lanes := open_lanes(self._update.lanes, None):
             raise CallOrderError(
-                f"state_dict() inside an open window{_of_which(lanes, self.optimizers)} would lose"
-                " its gradients; save after step()."
+                f"state_dict() inside an open window{of_which(lanes, self._update.lanes)} would"
+                " lose its gradients; save after step()."
             )
         self._update.settle()
         return engine_state(self.policy.format, self._update, self._backward, self._followers)
@@ -441,37 +390,6 @@ class Engine:
         falls_back = self._has_fallen_back(state)
         check_engine_state(state, self._update, self._followers, falls_back)
 
-    def _named_lanes(self, names: Names) -> list[Lane]:
-        if names is None:
-            return self._update.lanes
-        wanted = [names] if isinstance(names, (str, Optimizer)) else list(names)
-        for name in wanted:
-            check_name("optimizers", name, self.optimizers)
-        if not wanted:
-            raise BadValueError("optimizers is empty; name at least one, or leave it out for all.")
-        return [lane for lane in self._update.lanes if lane.name in wanted]
-
-    def _open_lanes(self, names: Names) -> list[Lane]:
-        """The named ones; without names those with an open window."""
-        if names is not None:
-            return self._named_lanes(names)
-        return [lane for lane in self._update.lanes if lane.window.num_micro_batches]
-
-    def _lanes_to_step(self, names: Names) -> list[Lane]:
-        lanes = self._open_lanes(names)
-        closed = [lane for lane in lanes if not lane.window.num_micro_batches]
-        if closed or not lanes:
-            raise CallOrderError(
-                f"step() without backward(): the window{_of_which(closed, self.optimizers)} has no"
-                " gradients. Each step needs at least one engine.backward(loss) since the last"
-                " one."
-            )
-        return lanes
-
-    def _settled_counters(self) -> Counters:
-        self._update.settle()
-        return self._update.counters
-
     def _may_fall_back(self) -> bool:
         return self.policy.format == "fp16" and self._on_collapse != "raise"
 
@@ -479,19 +397,9 @@ class Engine:
         """Whether the run that wrote a state had, so that this one must follow."""
         return state.get("format") == self._on_collapse and self._may_fall_back()
 
-    def _backward_context(self) -> PolicyContext:
-        return self.policy.recompute(self.device.type)
-
     def _fall_back(self) -> None:
         reason = "fell back after the loss scale collapsed in fp16"
         self.policy = replace(self.policy, format=self._on_collapse, reason=reason)
         none = NoLossScale()
         for lane in self._update.lanes:
             lane.use(none)
-
-
-def _of_which(lanes: Sequence[Lane], optimizers: Collection[str]) -> str:
-    """Names of lanes for a message; nothing where there is only one optimizer."""
-    if len(optimizers) == 1 or not lanes:
-        return ""
-    return f" of {', '.join(repr(lane.name) for lane in lanes)}"
