@@ -7,6 +7,7 @@ import typer
 from halfstep.cli.diff import diff
 from halfstep.cli.explain import explain
 from halfstep.cli.policy import policy
+from halfstep.cli.report import report
 from halfstep.cli.resume_check import resume_check
 from halfstep.cli.train import train
 
@@ -20,6 +21,7 @@ app.command()(train)
 app.command()(resume_check)
 app.command()(diff)
 app.command()(policy)
+app.command()(report)
 app.command(context_settings={"ignore_unknown_options": True})(explain)
 
 

@@ -53,6 +53,10 @@ def train(
             help="Write the run as JSON Lines; --compare writes NAME.fp32.jsonl and so on."
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the run (with --compare: all runs) as one HTML page."),
+    ] = None,
     save_every: Annotated[
         int | None, typer.Option(help="Steps between two checkpoints; default: none.")
     ] = None,
@@ -81,7 +85,9 @@ def train(
     with one_line_errors(debug):
         from halfstep.precision import Policy, policy_from
         from halfstep.records import BadValueError, RunRecord
+        from halfstep.report.page import page_file
         from halfstep.report.run_file import RunFiles
+        from halfstep.report.run_page import run_page
         from halfstep.report.tables import run_table
         from halfstep.tools.compare import FORMATS
         from halfstep.tools.compare import compare as run_each
@@ -102,13 +108,15 @@ def train(
             raise BadValueError(
                 "--compare makes three runs; save and resume one at a time, with --precision."
             )
+        if report is not None and report == record:
+            raise BadValueError("--report and --record need a file each; the record would be lost.")
         if save_to is not None and save_every is None:
             raise BadValueError("--save-to has no effect without --save-every.")
         checkpoints = None
         if save_every is not None:
             folder = save_to or Path("runs") / loaded.name
             checkpoints = CheckpointFolder(folder, save_every, keep)
-        with RunFiles(record, formats) as files, progress.running():
+        with page_file(report) as page, RunFiles(record, formats) as files, progress.running():
 
             def fit_in(name: str) -> RunRecord:
                 def on_step(run: RunRecord, step: object) -> None:
@@ -130,12 +138,14 @@ def train(
                     resume=resume,
                     checksums=checksums,
                     diagnose=diagnose,
+                    zero_gradients=report is not None,
                     on_step=on_step,
                 )
                 files.close(name, run)
                 return run
 
             runs = list(run_each(fit_in, formats))
+            page.write(lambda: run_page(runs))
         if json:
             typer.echo(json_module.dumps({"runs": [run.to_dict() for run in runs]}))
         else:

@@ -39,6 +39,8 @@ class StepRecord:
             loss scale that the engine was allowed to survive.
         checksum: Over the bits of all parameters after the step, where a run was asked for it.
         per_optimizer: With several optimizers each one's own record, by name.
+        zero_gradient_fraction: Share of the gradient values that were exactly 0, where a run was
+            asked for it and the step was an update.
     """
 
     step: int
@@ -58,6 +60,7 @@ class StepRecord:
     diagnosis: Diagnosis | None = None
     fallback: str | None = None
     per_optimizer: dict[str, StepRecord] | None = None
+    zero_gradient_fraction: float | None = None
 
     @property
     def skipped(self) -> bool:

@@ -29,7 +29,9 @@ from halfstep.training.engine import Engine
 from halfstep.training.recipe import Recipe
 from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.scale_trend import ScaleTrend
+from halfstep.training.zero_gradients import ZeroGradients
 from halfstep.update import StepOutcome
+from halfstep.update.readback import Readback
 
 logger = logging.getLogger("halfstep")
 
@@ -47,6 +49,7 @@ def fit(
     resume: str | Path | None = None,
     checksums: bool = False,
     diagnose: str = "never",
+    zero_gradients: bool = False,
     on_step: Callable[[RunRecord, StepRecord], None] | None = None,
 ) -> RunRecord:
     """Train a recipe for `steps` attempted updates.
@@ -64,6 +67,8 @@ def fit(
         checksums: Put a checksum of parameters, buffers and averaged weights into each step's
             record; the host then waits for every step.
         diagnose: As for `Engine`; a diagnosis is logged as well.
+        zero_gradients: Count the gradient values that are exactly 0 and put their share into each
+            step's record; every gradient is read once more per micro-batch.
         on_step: Called with the run so far and each step's record.
 
     Returns:
@@ -109,7 +114,8 @@ def fit(
     try:
         if resume is None:
             run.initial_validation = _validate(recipe, engine)
-        _train(engine, recipe, data, run, checkpoints, checksums, on_step)
+        zeros = ZeroGradients(engine.model) if zero_gradients else None
+        _train(engine, recipe, data, run, checkpoints, checksums, zeros, on_step)
         run.validation = _validate(recipe, engine)
         run.status = "finished"
     except KeyboardInterrupt:
@@ -139,14 +145,16 @@ def _train(
     run: RunRecord,
     checkpoints: CheckpointFolder | None,
     checksums: bool,
+    zeros: ZeroGradients | None,
     on_step: Callable[[RunRecord, StepRecord], None] | None,
 ) -> None:
     trend = ScaleTrend()
     offset = data.position - len(run.steps)  # 0, unless the position was left out on purpose
 
-    def note(record: StepRecord) -> None:
+    def note(record: StepRecord, share: Readback | None = None) -> None:
         record = replace(
             record,
+            zero_gradient_fraction=share.wait()[0] if share and record.updated else None,
             batch=(record.step + offset - 1) * run.settings["accumulate"],
             checksum=state_checksum(engine) if checksums else None,
         )
@@ -159,26 +167,35 @@ def _train(
         if on_step is not None:
             on_step(run, record)
 
+    def note_oldest() -> None:
+        outcome, share = pending.pop(0)
+        note(outcome.record, share)
+
     engine.model.train()
-    pending: list[StepOutcome] = []  # read one step late, when the host need not wait any more
+    pending: list[
+        tuple[StepOutcome, Readback | None]
+    ] = []  # read one step late, when the host need not wait any more
     seconds_before, start = run.duration_s, time.perf_counter()
     try:
         for step in range(len(run.steps) + 1, run.settings["steps"] + 1):
-            pending.append(engine.train_step(data.next(), recipe.loss_fn))
+            outcome = engine.train_step(data.next(), recipe.loss_fn)
+            pending.append((outcome, zeros.take() if zeros else None))
             is_due = checkpoints is not None and checkpoints.is_due(step)
             while len(pending) > (0 if is_due or checksums else 1):
-                note(pending.pop(0).record)
+                note_oldest()
             if checkpoints is not None and is_due:
                 checkpoints.save(engine, run, data.position)
     except ScaleCollapse as collapse:
         if pending:
-            note(pending.pop(0).record)
+            note_oldest()
         if collapse.record is not None:
             note(collapse.record)
         raise
     finally:
+        if zeros is not None:
+            zeros.remove()
         while pending:
-            note(pending.pop(0).record)
+            note_oldest()
 
 
 def _windows(recipe: Recipe, accumulate: int, device: torch.device) -> Iterator[list[Any]]:
