@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import halfstep as hs
 from halfstep.cli.app import app
+from halfstep.report.run_page import run_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -46,3 +47,17 @@ def test_code_of_the_policy_page_runs_and_prints_what_it_says(
     assert CliRunner().invoke(app, command.split()[2:]).stdout == output
     (toml,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert (tmp_path / "precision.toml").read_text() == toml
+
+
+def test_code_of_the_docs_reads_a_page_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DOCS / "report.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(import json.*?)```", text, re.DOTALL)
+    assert found is not None
+    run = hs.fit(hs.load_recipe("digits"), precision="fp32", steps=2)
+    monkeypatch.chdir(tmp_path)
+    Path("out.html").write_text(run_page([run]), encoding="utf-8")
+    names: dict[str, object] = {}
+    exec(found.group(1), names)
+    assert names["run"] == run
