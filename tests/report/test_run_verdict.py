@@ -55,6 +55,11 @@ def falling_back() -> RunRecord:
             "The record ends after 2 of 9 steps: the run was killed, or still goes on.",
         ),
         (
+            with_losses([4.0, 3.0], status="interrupted", settings={}),
+            "note",
+            "The run was interrupted after 2 steps.",
+        ),
+        (
             falling_back(),
             "note",
             "The run left fp16 for bf16 at step 5, because its loss scale collapsed.",

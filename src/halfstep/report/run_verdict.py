@@ -34,7 +34,8 @@ def _broken(run: RunRecord) -> tuple[Level, str] | None:
 def _stopped(run: RunRecord) -> tuple[Level, str] | None:
     if not run.steps:
         return "note", "The run made no step."
-    of_them = f"{len(run.steps):,} of {run.settings.get('steps', '?'):,} steps"
+    wanted = run.settings.get("steps")
+    of_them = f"{len(run.steps):,} of {wanted:,} steps" if wanted else f"{len(run.steps):,} steps"
     if run.status == "interrupted":
         return "note", f"The run was interrupted after {of_them}."
     if run.status == "running":
