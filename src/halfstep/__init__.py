@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from halfstep.records import BadTypeError as BadTypeError
     from halfstep.records import BadValueError as BadValueError
     from halfstep.records import CallOrderError as CallOrderError
+    from halfstep.records import Cause as Cause
     from halfstep.records import Diagnosis as Diagnosis
     from halfstep.records import Finding as Finding
     from halfstep.records import HalfstepError as HalfstepError
@@ -32,7 +33,14 @@ if TYPE_CHECKING:
     from halfstep.records import RunRecord as RunRecord
     from halfstep.records import ScaleCollapse as ScaleCollapse
     from halfstep.records import StepRecord as StepRecord
+    from halfstep.records import TraceRecord as TraceRecord
+    from halfstep.records import WindowDiagnosis as WindowDiagnosis
+    from halfstep.tools import diagnose as diagnose
     from halfstep.tools import verify_resume as verify_resume
+    from halfstep.tracing import Trace as Trace
+    from halfstep.tracing import Watch as Watch
+    from halfstep.tracing import trace as trace
+    from halfstep.tracing import watch as watch
     from halfstep.training import CheckpointFolder as CheckpointFolder
     from halfstep.training import Engine as Engine
     from halfstep.training import LossSum as LossSum
@@ -59,10 +67,12 @@ _HOMES = {
     "numerics": "BF16 E4M3 E5M2 FP16 FP32 TF32 Format classify",
     "precision": "Policy fp32",
     "records": (
-        "BadTypeError BadValueError CallOrderError Diagnosis Finding HalfstepError"
+        "BadTypeError BadValueError CallOrderError Cause Diagnosis Finding HalfstepError"
         " NonFiniteGradientError RecipeError RefusedOpError RunRecord ScaleCollapse StepRecord"
+        " TraceRecord WindowDiagnosis"
     ),
-    "tools": "verify_resume",
+    "tools": "diagnose verify_resume",
+    "tracing": "Trace Watch trace watch",
     "training": (
         "CheckpointFolder Engine LossSum Recipe TokenSchedule fit load_checkpoint load_recipe"
         " micro_batches save_checkpoint warmup_cosine"

@@ -18,9 +18,9 @@ ALLOWED = {
     "numerics": set(),
     "precision": {"numerics"},
     "update": {"numerics"},
-    "trace": {"numerics"},
-    "training": {"update", "precision", "trace", "numerics"},
-    "tools": {"training", "update", "precision", "numerics"},
+    "tracing": {"numerics"},
+    "training": {"update", "precision", "tracing", "numerics"},
+    "tools": {"training", "tracing", "update", "precision", "numerics"},
     "report": {"numerics", "precision"},
     "recipes": {"training"},
     "rules": set(),
@@ -82,7 +82,7 @@ OPTIONAL = {"policy_file.py": {"tomlkit"}}
 
 
 def test_library_rooms_import_torch_and_nothing_else() -> None:
-    for room in ("numerics", "precision", "trace", "update", "training"):
+    for room in ("numerics", "precision", "tracing", "update", "training"):
         for path in (ROOT / room).rglob("*.py"):
             allowed = {*sys.stdlib_module_names, "halfstep", "torch", *OPTIONAL.get(path.name, ())}
             assert top_level_modules(path) <= allowed, path

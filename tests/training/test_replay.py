@@ -38,7 +38,7 @@ def mse(model: nn.Module, x: Tensor) -> Tensor:
     return F.mse_loss(model(x).float(), torch.ones(len(x), 1))
 
 
-def diagnosis_of(outcome: hs.StepOutcome) -> hs.Diagnosis:
+def diagnosis_of(outcome: hs.StepOutcome) -> hs.WindowDiagnosis:
     assert outcome.skipped
     assert outcome.diagnosis is not None
     return outcome.diagnosis

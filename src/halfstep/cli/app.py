@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from halfstep.cli.diff import diff
+from halfstep.cli.doctor import doctor
 from halfstep.cli.explain import explain
 from halfstep.cli.policy import policy
 from halfstep.cli.report import report
@@ -18,6 +19,7 @@ app = typer.Typer(
     help="Mixed-precision training for PyTorch that is safe, fast and explains itself.",
 )
 app.command()(train)
+app.command()(doctor)
 app.command()(resume_check)
 app.command()(diff)
 app.command()(policy)

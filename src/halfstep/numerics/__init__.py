@@ -1,6 +1,7 @@
 """What numbers do: formats as rows, and what a value becomes in each."""
 
 from halfstep.numerics.classify import Classified, classify
+from halfstep.numerics.exponents import ExponentCounts, Magnitudes
 from halfstep.numerics.formats import (
     BF16,
     E4M3,
@@ -23,7 +24,9 @@ __all__ = [
     "FP32",
     "TF32",
     "Classified",
+    "ExponentCounts",
     "Format",
+    "Magnitudes",
     "classify",
     "format_named",
     "parse_number",

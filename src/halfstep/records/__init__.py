@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from halfstep.records.comparison import Comparison as Comparison
     from halfstep.records.comparison import compare_steps as compare_steps
+    from halfstep.records.diagnosis import Cause as Cause
     from halfstep.records.diagnosis import Diagnosis as Diagnosis
+    from halfstep.records.diagnosis import DtypeRow as DtypeRow
+    from halfstep.records.diagnosis import PassRecord as PassRecord
+    from halfstep.records.diagnosis import Symptom as Symptom
+    from halfstep.records.equality import Equality as Equality
+    from halfstep.records.equality import GradientError as GradientError
+    from halfstep.records.equality import PassError as PassError
+    from halfstep.records.equality import TrainingCurve as TrainingCurve
     from halfstep.records.errors import BadTypeError as BadTypeError
     from halfstep.records.errors import BadValueError as BadValueError
     from halfstep.records.errors import CallOrderError as CallOrderError
@@ -21,12 +29,20 @@ if TYPE_CHECKING:
     from halfstep.records.errors import RefusedOpError as RefusedOpError
     from halfstep.records.errors import ScaleCollapse as ScaleCollapse
     from halfstep.records.finding import Finding as Finding
+    from halfstep.records.gradient_range import GradientRange as GradientRange
+    from halfstep.records.gradient_range import GradientRow as GradientRow
+    from halfstep.records.gradient_range import LostUpdates as LostUpdates
+    from halfstep.records.gradient_range import ScaleWindow as ScaleWindow
     from halfstep.records.run import RunRecord as RunRecord
     from halfstep.records.step import StepRecord as StepRecord
+    from halfstep.records.trace import LayerRecord as LayerRecord
+    from halfstep.records.trace import OpRecord as OpRecord
+    from halfstep.records.trace import RangeRecord as RangeRecord
+    from halfstep.records.trace import TraceRecord as TraceRecord
+    from halfstep.records.window_diagnosis import WindowDiagnosis as WindowDiagnosis
 
 _HOMES = {
     "comparison": "Comparison compare_steps",
-    "diagnosis": "Diagnosis",
     "errors": (
         "BadTypeError BadValueError CallOrderError HalfstepError NonFiniteGradientError"
         " RecipeError RefusedOpError ScaleCollapse"
@@ -34,6 +50,11 @@ _HOMES = {
     "finding": "Finding",
     "run": "RunRecord",
     "step": "StepRecord",
+    "diagnosis": "Cause Diagnosis DtypeRow PassRecord Symptom",
+    "equality": "Equality GradientError PassError TrainingCurve",
+    "gradient_range": "GradientRange GradientRow LostUpdates ScaleWindow",
+    "trace": "LayerRecord OpRecord RangeRecord TraceRecord",
+    "window_diagnosis": "WindowDiagnosis",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from halfstep.records.diagnosis import Diagnosis
 from halfstep.records.floats import decode_floats, encode_floats
+from halfstep.records.window_diagnosis import WindowDiagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class StepRecord:
     consumed: float
     batch: int | None = None
     checksum: str | None = None
-    diagnosis: Diagnosis | None = None
+    diagnosis: WindowDiagnosis | None = None
     fallback: str | None = None
     per_optimizer: dict[str, StepRecord] | None = None
     zero_gradient_fraction: float | None = None
@@ -81,7 +81,7 @@ class StepRecord:
         texts = {"reason", "checksum", "diagnosis", "fallback"}
         fields = {k: v if k in texts else decode_floats(v) for k, v in data.items()}
         if fields.get("diagnosis") is not None:
-            fields["diagnosis"] = Diagnosis.from_dict(fields["diagnosis"])
+            fields["diagnosis"] = WindowDiagnosis.from_dict(fields["diagnosis"])
         if (parts := data.get("per_optimizer")) is not None:
             fields["per_optimizer"] = {name: cls.from_dict(part) for name, part in parts.items()}
         return cls(**fields)

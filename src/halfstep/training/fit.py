@@ -86,7 +86,7 @@ def fit(
             raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise BadValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}.")
-    place = _checked_device(device)
+    place = checked_device(device)
     engine = build_engine(
         recipe, precision=precision, max_norm=max_norm, seed=seed, device=place, diagnose=diagnose
     )
@@ -257,7 +257,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return pytree.tree_map(move, batch)
 
 
-def _checked_device(device: str | torch.device | None) -> torch.device:
+def checked_device(device: str | torch.device | None) -> torch.device:
+    """The device that a setting asks for; ``None`` is the accelerator where there is one."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from halfstep.precision import Policy
 from halfstep.records import ScaleCollapse
-from halfstep.records.diagnosis import Diagnosis, Verdict
-from halfstep.trace import BadOp, FirstBadOp
+from halfstep.records.window_diagnosis import Verdict, WindowDiagnosis
+from halfstep.tracing import BadOp, find_first_bad_op
 from halfstep.training.buffers import BufferRollback
 from halfstep.training.loss import LossSum
 from halfstep.training.rng import rng_state, set_rng_state
@@ -66,7 +66,7 @@ class Replay:
         record = replace(record, diagnosis=self.diagnose(record.loss_scale, nominal))
         return ScaleCollapse(collapse.num_skips, collapse.scales, collapse.parameters, record)
 
-    def diagnose(self, scale: float, nominal: float) -> Diagnosis | None:
+    def diagnose(self, scale: float, nominal: float) -> WindowDiagnosis | None:
         """Find the first bad op, then the largest lower scale at which the window is finite.
 
         Args:
@@ -83,15 +83,13 @@ class Replay:
             logger.warning("the replay of a skipped window failed: %s", error, exc_info=True)
             return None
 
-    def _diagnose(self, scale: float, nominal: float) -> Diagnosis:
+    def _diagnose(self, scale: float, nominal: float) -> WindowDiagnosis:
         after = rng_state()
         buffers_after = _remembered(self.models)
         try:
-            with FirstBadOp() as tracer:
-                self._run(scale, nominal)
-            bad = tracer.first
+            bad = find_first_bad_op(self.models, lambda: self._results(scale, nominal))
             if bad is None:
-                return _result("not_reproduced", _NOTHING, scale, None)
+                return _result("not_reproduced", None, scale, None)
             if not self._batch_is_finite():
                 return _result("bad_batch", bad, scale, None)
             finite_at = self._largest_finite_scale(scale, nominal)
@@ -105,18 +103,24 @@ class Replay:
 
     def _run(self, scale: float, nominal: float) -> float | Tensor:
         """Forward and backward of the whole window; returns the gradient norm."""
+        grads = self._results(scale, nominal)[len(self.batches) :]
+        return GradientNorm()(grads) if grads else 0.0
+
+    def _results(self, scale: float, nominal: float) -> list[Tensor]:
+        """Forward and backward of the whole window; returns the losses, then the gradients."""
         self._clean_up()
         set_rng_state(self.rng)
+        losses = []
         for batch in self.batches:
             with self.policy.autocast(self.device_type):
                 loss = self.loss_fn(self.argument, batch)
             total = loss.total if isinstance(loss, LossSum) else loss
+            losses.append(total.detach())
             with self.policy.recompute(self.device_type):
                 torch.autograd.backward(
                     promote(total).reshape(()) / nominal * scale, inputs=self._inputs()
                 )
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        return GradientNorm()(grads) if grads else 0.0
+        return losses + [p.grad for p in self.parameters if p.grad is not None]
 
     def _largest_finite_scale(self, scale: float, nominal: float) -> float | None:
         scale /= _STEP
@@ -148,14 +152,20 @@ def _remembered(models: Sequence[nn.Module]) -> list[BufferRollback]:
     return found
 
 
-def _result(verdict: Verdict, bad: BadOp, scale: float, finite_at: float | None) -> Diagnosis:
-    return Diagnosis(
+def _result(
+    verdict: Verdict, bad: BadOp | None, scale: float, finite_at: float | None
+) -> WindowDiagnosis:
+    op = bad.record if bad is not None else None
+    return WindowDiagnosis(
         verdict=verdict,
-        **vars(bad),
+        op=op.op if op else "",
+        module=op.module if op else "",
+        phase=op.phase if op else "",
+        dtype=op.dtype if op else "",
+        shape=op.shape if op else (),
+        largest_input=bad.largest_input if bad else 0.0,
+        finite_fraction=op.finite_fraction if op else 1.0,
         scale=scale,
         finite_at_scale=finite_at,
         buffers_restored=True,
     )
-
-
-_NOTHING = BadOp("", "", "", "", (), 0.0, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from halfstep.records import Diagnosis, StepRecord
+from halfstep.records import StepRecord, WindowDiagnosis
 
 
 class StepOutcome:
@@ -38,12 +38,12 @@ class StepOutcome:
         assert self._record is not None
         return self._record
 
-    def attach(self, diagnosis: Diagnosis | None) -> None:
+    def attach(self, diagnosis: WindowDiagnosis | None) -> None:
         """Put what a replay found into the record."""
         self._record = dataclasses.replace(self.record, diagnosis=diagnosis)
 
     @property
-    def diagnosis(self) -> Diagnosis | None:
+    def diagnosis(self) -> WindowDiagnosis | None:
         """What a replay of the skipped window found, with ``diagnose="on_skip"``."""
         return self.record.diagnosis
 

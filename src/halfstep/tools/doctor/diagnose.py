@@ -1,0 +1,275 @@
+"""`diagnose`: the recipe on one batch in every format, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from halfstep.precision import Policy
+from halfstep.records import (
+    BadValueError,
+    Cause,
+    Diagnosis,
+    Equality,
+    GradientRange,
+    HalfstepError,
+)
+from halfstep.records.diagnosis import Health
+from halfstep.tools.doctor import advice
+from halfstep.tools.doctor.causes import (
+    Examination,
+    broken_passes,
+    half_losses,
+    merged,
+    poisoned_buffers,
+    silent_differences,
+)
+from halfstep.tools.doctor.dtypes import dtype_rows
+from halfstep.tools.doctor.equality import compare_runs, training_causes
+from halfstep.tools.doctor.given import given_causes, made
+from halfstep.tools.doctor.gradient_range import gradient_range
+from halfstep.tools.doctor.lost_updates import TriedUpdate, lost_causes, try_update
+from halfstep.tools.doctor.one_batch import OneBatch
+from halfstep.tools.doctor.pass_errors import pass_error
+from halfstep.tools.doctor.passes import INIT_SCALE, Pass, largest_finite_scale, trace_pass
+from halfstep.tools.doctor.reproduction import write_reproduction
+from halfstep.tools.doctor.symptoms import Findings, check_symptoms, checked_names
+from halfstep.tools.doctor.underflow import gradient_underflow
+from halfstep.tracing.against import Against
+from halfstep.tracing.source_lines import line_of_error, line_text
+from halfstep.training import Recipe
+from halfstep.training.fit import checked_device
+from halfstep.training.rng import rng_state, set_rng_state
+
+PASSES = (("bf16", "bf16", 1.0), ("fp16", "fp16", 1.0), ("fp16 scaled", "fp16", INIT_SCALE))
+
+
+def diagnose(
+    recipe: Recipe,
+    *,
+    policy: str = "cuda",
+    batch: int = 0,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    steps: int = 0,
+    symptoms: Sequence[str] = (),
+    max_norm: float | None = None,
+    repro: str | Path | None = None,
+) -> Diagnosis:
+    """Run one batch of a recipe in FP32, BF16 and FP16 and say what breaks, where and why.
+
+    Nothing moves: weights, buffers, optimizer and generators are afterwards as they were.
+
+    Args:
+        recipe: What to look at.
+        policy: Whose op lists decide what runs in 16 bits: ``"cuda"`` (on a CPU too, so that what
+            fails on a GPU fails here) or ``"device"``.
+        batch: Which of the recipe's batches, from 0.
+        seed: Seeds torch before the model is made.
+        device: ``None`` for the accelerator where there is one.
+        steps: Train so many steps in each format too, and compare the losses.
+        symptoms: Names of checks that need runs of their own (``"schedule-ahead"``,
+            ``"no-speed-up"``, ``"resume"``), or ``"all"``; the others always run.
+        max_norm: To what you clip; for the check ``"clipped-gradients"``.
+        repro: A folder for the failing op's inputs and a script that shows the failure with torch
+            alone; written only where an op fails.
+
+    Returns:
+        The diagnosis; `Diagnosis.is_healthy` and its text say the verdict.
+
+    Raises:
+        BadValueError: A setting that cannot be.
+        RecipeError: A factory of the recipe returned nothing usable.
+
+    Syncs: yes.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
+        raise BadValueError(f"batch must be a whole number of at least 0, got {batch!r}.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise BadValueError(f"steps must be a whole number of at least 0, got {steps!r}.")
+    if policy not in ("cuda", "device"):
+        raise BadValueError(f"policy must be 'cuda' or 'device', got {policy!r}.")
+    names = checked_names(symptoms)
+    place = checked_device(device)
+    before = rng_state()
+    try:
+        examined = _Examined(OneBatch(recipe, batch, seed, place), policy, seed)
+        try:
+            found = examined.diagnosis(steps, names, max_norm)
+            if repro is not None:
+                write_reproduction(examined.found, found.causes, Path(repro))
+            return found
+        finally:
+            examined.subject.close()
+    finally:
+        set_rng_state(before)
+
+
+class _Examined:
+    """The steps of a diagnosis; each adds causes."""
+
+    def __init__(self, subject: OneBatch, base: str, seed: int) -> None:
+        self.subject = subject
+        self.base = base
+        self.seed = seed
+        self.causes: list[Cause] = given_causes(subject)
+        self.found = Examination(subject, {})
+        self.range: GradientRange | None = None
+        self.update = TriedUpdate((), {})
+
+    def diagnosis(self, steps: int, symptoms: Sequence[str], max_norm: float | None) -> Diagnosis:
+        """Run everything."""
+        self.subject.run(
+            self._policy("fp32")
+        )  # untraced: an error of the user's own looks like one
+        self.found.passes["fp32"] = trace_pass(self.subject, "fp32", self._policy("fp32"))
+        for name, format, scale in PASSES:
+            self._run(name, format, scale)
+        self._settle_scale()
+        if self.found.passes["fp32"].is_finite:
+            self._find_range()
+            self.update = try_update(self.subject, self.found.passes["fp32"])
+            self.causes += lost_causes(self.update.lost)
+        self.causes += half_losses(self.found)
+        self.causes += broken_passes(self.found)
+        self.causes += silent_differences(self.found)
+        self.causes += poisoned_buffers(self.found)
+        equality = self._compare(steps)
+        self.causes += training_causes(equality)
+        causes = merged(self.causes)
+        errors = [cause for cause in causes if cause.severity == "error"]
+        passes = self.found.passes
+        findings = Findings(
+            self.found, self.range, self.update.lost, causes, self._policy, max_norm, self.seed
+        )
+        return Diagnosis(
+            recipe=self.subject.recipe.name,
+            device=self.subject.device.type,
+            torch=str(torch.__version__),
+            policy=self.base,
+            health="healthy" if not errors else _kind_of_health(errors[0]),
+            headline=advice.headline(causes, tuple(passes)),
+            causes=causes,
+            passes=tuple(p.record() for p in passes.values()),
+            gradient_range=self.range,
+            lost_updates=self.update.lost,
+            equality=equality,
+            symptoms=check_symptoms(findings, symptoms),
+            dtypes=dtype_rows(self.subject, passes, self.update.state),
+        )
+
+    def _compare(self, steps: int) -> Equality:
+        formats = [name for name in ("bf16", "fp16") if name in self.found.passes]
+        return compare_runs(
+            self.subject.recipe,
+            list(self.found.errors.values()),
+            self._policy,
+            steps=steps,
+            seed=self.seed,
+            device=self.subject.device,
+            formats=formats,
+        )
+
+    def _policy(self, format: str) -> Policy:
+        return Policy(format)
+
+    def _run(self, name: str, format: str, scale: float) -> None:
+        try:
+            low = trace_pass(self.subject, name, self._policy(format), scale)
+        except HalfstepError:
+            raise
+        except Exception as error:  # FP32 ran, so the format is to blame, if it is not the tracer
+            if not self._fails_untraced(format, scale):
+                raise
+            self.causes.append(_cannot_run(name, error))
+            self.subject.reset()
+            return
+        self._keep(low)
+
+    def _fails_untraced(self, format: str, scale: float) -> bool:
+        try:
+            self.subject.run(self._policy(format), scale)
+        except Exception:
+            return True
+        return False
+
+    def _keep(self, low: Pass) -> None:
+        fp32 = self.found.passes["fp32"]
+        self.found.passes[low.name] = low
+        if fp32.is_finite:
+            beside = Against(low.lineage, low.ops, fp32.lineage, fp32.ops, low.loss_scale)
+            self.found.beside[low.name] = beside
+            self.found.errors[low.name] = pass_error(low, fp32)
+
+    def _settle_scale(self) -> None:
+        """Where only the scale is too large, go on with one that is not, as training would."""
+        plain, scaled = self.found.passes.get("fp16"), self.found.passes.get("fp16 scaled")
+        if plain is None or scaled is None or scaled.is_finite or not plain.is_finite:
+            return
+        scale = largest_finite_scale(self.subject, scaled.policy, scaled.loss_scale)
+        if scale is None:
+            return
+        self.causes.append(_searching(scaled, scale))
+        self._keep(trace_pass(self.subject, scaled.name, scaled.policy, scale))
+
+    def _find_range(self) -> None:
+        passes, beside = self.found.passes, self.found.beside
+        name = next((n for n in ("fp16", "fp16 scaled", "bf16") if n in beside), None)
+        low, other = (passes[name], beside[name]) if name is not None else (None, None)
+        self.range = gradient_range(self.subject, passes["fp32"], low, other)
+        scaled = passes.get("fp16 scaled")
+        if scaled is not None and scaled.is_finite:
+            self.causes += gradient_underflow(self.range, scaled, beside.get("fp16 scaled"))
+
+
+def _kind_of_health(first: Cause) -> Health:
+    return "precision" if first.is_precision else "not_precision"
+
+
+def _searching(scaled: Pass, scale: float) -> Cause:
+    op = scaled.bad.record if scaled.bad is not None else None
+    skips = round(math.log2(scaled.loss_scale / scale))
+    return replace(
+        made(
+            "scale_searching",
+            "overflow",
+            (scaled.name,),
+            is_precision=True,
+            severity="note",
+            module=op.module if op is not None else "",
+            evidence=f"not finite at {scaled.loss_scale:g}, finite at {scale:g}",
+            explanation=f"The loss scale is still searching: about {skips} skipped steps at the"
+            " start of a run are normal and harmless.",
+            remedy=f"Nothing; or start at DynamicLossScale(init_scale={scale:g}).",
+        ),
+        op=op,
+    )
+
+
+# How ops say that this device, not the format, has no kernel for it.
+_NO_KERNEL = ("not implemented for", "could not create a primitive", "not supported on")
+
+
+def _cannot_run(name: str, error: Exception) -> Cause:
+    text = next(iter(str(error).splitlines()), "").split(". ")[0]
+    line = line_text(line_of_error(error))
+    is_device = isinstance(error, NotImplementedError) or any(t in str(error) for t in _NO_KERNEL)
+    formats = advice.in_words((name,))
+    return made(
+        "cannot_run",
+        "dtype",
+        (name,),
+        is_precision=True,
+        severity="note" if is_device else "error",
+        evidence=f"{type(error).__name__}: {text} at {line}",
+        explanation=f"This device has no {formats} kernel for an op of this model; another may."
+        if is_device
+        else f"{formats} cannot run this model: an op refuses the dtypes that autocast gives it.",
+        remedy="Look at this format on a device that has it."
+        if is_device
+        else "Cast by hand at that line, or keep that part in FP32 with hs.fp32().",
+    )

@@ -1,0 +1,162 @@
+"""A recipe's model on one batch, as often as one likes, with nothing moved."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from halfstep.precision import Policy
+from halfstep.records import BadTypeError, BadValueError, RecipeError
+from halfstep.tracing.layers import first_tensor
+from halfstep.tracing.lineage import memory_of
+from halfstep.tracing.module_paths import parameter_path
+from halfstep.training import LossSum, Recipe
+from halfstep.training.buffers import BufferRollback
+from halfstep.training.fit import to_device
+from halfstep.training.loss import check_loss
+from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.update import power_of_two_near
+from halfstep.update.loss_scale import promote
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a pass ends with.
+
+    Attributes:
+        loss: As the loss function returned it.
+        divisor: Of a `LossSum`, else 1.
+        nominal: What the loss was divided by in backward.
+        output: The model's result, its first tensor; ``None`` if it has none.
+    """
+
+    loss: Tensor
+    divisor: float
+    nominal: float
+    output: Tensor | None
+
+
+class OneBatch:
+    """Model, batch and generators of a recipe, fixed.
+
+    Args:
+        recipe: Whose model and batch.
+        index: Which of its batches, from 0.
+        seed: Seeds torch before the model is made.
+        device: Where to run.
+    """
+
+    def __init__(self, recipe: Recipe, index: int, seed: int, device: torch.device) -> None:
+        self.recipe = recipe
+        self.device = device
+        self.index = index
+        torch.manual_seed(seed)
+        model = recipe.model()
+        if not isinstance(model, nn.Module):
+            raise BadTypeError(
+                f"Recipe.model must return a torch.nn.Module, got {type(model).__name__}."
+            )
+        self.model = model.to(device)
+        self.optimizer = recipe.optimizer(self.model)
+        found = list(islice(recipe.batches(), index, index + 1))
+        if not found:
+            raise RecipeError(
+                f"batches() of recipe {recipe.name!r} has no batch number {index}, counted from 0."
+            )
+        self.batch = to_device(found[0], device)
+        self._rng = rng_state()
+        self._was_training = {m: m.training for m in self.model.modules()}
+        self._gradients = {p: p.grad for p in self.model.parameters()}
+        self._buffers = BufferRollback(self.model)
+        self._buffers.remember()
+        self.model.train()
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Trainable parameters by name."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def leaves(self) -> dict[int, str]:
+        """Names of the weights, buffers and parts of the batch, by the memory they lie in."""
+        found = {memory_of(t): name for name, t in self.batch_parts().items()}
+        found |= {memory_of(b): name for name, b in self.model.named_buffers()}
+        return found | {memory_of(p): name for name, p in self.model.named_parameters()}
+
+    def batch_parts(self) -> dict[str, Tensor]:
+        """Floating-point tensors of the batch by a name such as ``batch.x`` or ``batch[0]``."""
+        parts, _ = pytree.tree_flatten_with_path(self.batch)
+        return {
+            f"batch{pytree.keystr(path)}": leaf
+            for path, leaf in parts
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        }
+
+    def run(self, policy: Policy, loss_scale: float = 1.0) -> Ends:
+        """Forward and backward from the same state; the gradients lie in ``.grad``.
+
+        Args:
+            policy: Of the forward.
+            loss_scale: Multiplies the loss.
+        """
+        self.reset()
+        outputs: list[Tensor | None] = []
+        with self._catching_output(outputs), policy.autocast(self.device.type):
+            loss = self.recipe.loss_fn(self.model, self.batch)
+        total = loss.total if isinstance(loss, LossSum) else loss
+        check_loss(total)
+        divisor = float(loss.divisor) if isinstance(loss, LossSum) else 1.0
+        if not divisor > 0:
+            raise BadValueError(
+                f"batch {self.index} has the divisor {divisor:g}, so it trains nothing; choose"
+                " another one."
+            )
+        nominal = (power_of_two_near(divisor) or 1.0) if isinstance(loss, LossSum) else 1.0
+        with torch.autocast(self.device.type, enabled=False):
+            scalar = promote(total).reshape(())
+            with _disable_current_modes():  # no op of ours belongs into a trace
+                seed = torch.full_like(scalar.detach(), loss_scale / nominal)
+            torch.autograd.backward(scalar, seed)
+        return Ends(total.detach(), divisor, nominal, outputs[0] if outputs else None)
+
+    def reset(self) -> None:
+        """Buffers and generators as at the start, no gradients."""
+        for p in self.model.parameters():
+            p.grad = None
+        self._buffers.restore()
+        set_rng_state(self._rng)
+
+    def close(self) -> None:
+        """Leave the model as it came: buffers, gradients, training mode."""
+        self.reset()
+        for p, gradient in self._gradients.items():
+            p.grad = gradient
+        for module, training in self._was_training.items():
+            module.training = training
+
+    def owner(self, name: str) -> str:
+        """Path of the module that a parameter or buffer belongs to.
+
+        Args:
+            name: As in ``named_parameters``.
+        """
+        return parameter_path(self.model, name)
+
+    @contextlib.contextmanager
+    def _catching_output(self, outputs: list[Tensor | None]) -> Iterator[None]:
+        def keep(module: nn.Module, args: Any, result: Any) -> None:
+            tensor = first_tensor(result)
+            outputs[:] = [tensor.detach() if tensor is not None else None]
+
+        handle = self.model.register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
