@@ -23,6 +23,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/update.py
+	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/policy.py
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Literal
 
@@ -89,7 +90,7 @@ def op_record(
         occurrence=occurrence,
         source=line_text(place.line),
         gradient_of=place.gradient_of,
-        inputs=tuple(dtype_name(d) for d in seen.inputs),
+        inputs=_dtype_names(seen.inputs),
         dtype=dtype_name(seen.dtype),
         shape=tuple(seen.shape),
         largest=largest,
@@ -99,6 +100,12 @@ def op_record(
     )
 
 
+@functools.cache
+def _dtype_names(dtypes: tuple[torch.dtype, ...]) -> tuple[str, ...]:
+    return tuple(dtype_name(dtype) for dtype in dtypes)
+
+
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """``float16``."""
     return str(dtype).removeprefix("torch.")

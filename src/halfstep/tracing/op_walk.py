@@ -170,7 +170,7 @@ class OpWalk(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is None:
             return Place("backward", "", None, "")
-        name = node.name().rpartition("::")[2]
+        name = sys.intern(node.name().rpartition("::")[2])
         number = node._sequence_nr() - self._first_number
         if 0 <= number < len(self._places):
             forward = self._places[number]

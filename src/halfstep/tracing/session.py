@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from halfstep.numerics import FP16, Format, format_named
-from halfstep.records import BadValueError, TraceRecord
+from halfstep.records import BadValueError, CallOrderError, TraceRecord
 from halfstep.tracing.op_trace import OpTrace
 
 
@@ -16,7 +16,7 @@ class Trace:
     """The context that `trace` returns; `record` is there when it is over."""
 
     def __init__(self, tracer: OpTrace, path: Path | None) -> None:
-        self._tracer = tracer
+        self._tracer: OpTrace | None = tracer
         self._path = path
         self._record: TraceRecord | None = None
 
@@ -26,15 +26,22 @@ class Trace:
 
         Syncs: yes, the first time.
         """
-        return self._record if self._record is not None else self._tracer.read()
+        if self._record is not None:
+            return self._record
+        assert self._tracer is not None
+        return self._tracer.read()
 
     def __enter__(self) -> Trace:
+        if self._tracer is None:
+            raise CallOrderError("this trace is over; call hs.trace(model) for another one.")
         self._tracer.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        assert self._tracer is not None
         self._tracer.__exit__(*exception)
         self._record = self._tracer.read()
+        self._tracer = None  # its notes take as much memory again
         if self._path is not None:
             self._record.save(self._path)
 

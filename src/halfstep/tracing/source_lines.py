@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import traceback
 from pathlib import Path
@@ -45,6 +46,7 @@ def line_of_error(error: BaseException) -> Line | None:
     return next((line for line in reversed(frames) if not _belongs_to_others(line[0])), None)
 
 
+@functools.lru_cache(maxsize=4096)  # so that all ops of a line share one text
 def line_text(line: Line | None) -> str:
     """``model.py:12``, relative to the working folder where the file lies in it."""
     if line is None:
