@@ -109,10 +109,6 @@ class Net(nn.Module):
         return torch.as_tensor(self.head(x))
 
 
-class Batch(tuple[Tensor, Tensor]):
-    """Inputs and class ids."""
-
-
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 

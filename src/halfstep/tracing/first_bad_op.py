@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from halfstep.records import OpRecord
@@ -56,7 +57,10 @@ def find_first_bad_op(
         return None
     close = Lineage(model, leaves, examine=bad_starts(ops, light))
     with close:
-        ends = [close.origin(end).position for end in run()]
+        results = run()
+    if all(bool(torch.isfinite(result).all()) for result in results):
+        return None
+    ends = [close.origin(result).position for result in results]
     found = first_producer(producers(close), [end for end in ends if end is not None])
     return None if found is None else described(found, ops, close)
 
