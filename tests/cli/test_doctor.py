@@ -24,7 +24,7 @@ class Squares(nn.Module):
 
     def forward(self, x):
         y = self.fc(x)
-        return y * y  # line 14
+        return y * y  # line 15
 
 def loss_fn(model, batch):
     return model(batch).float().mean()
@@ -35,7 +35,7 @@ def overflow():
 
 def own_mistake():
     def loss_fn(model, batch):
-        return (model(batch) @ torch.ones(7)).mean()  # line 25
+        return (model(batch) @ torch.ones(7)).mean()  # line 26
     return make(loss_fn)
 """
 
@@ -55,7 +55,7 @@ def test_healthy_recipe_is_0_and_says_so_first(halfstep: Invoke) -> None:
 def test_finding_is_1_and_the_first_line_is_the_verdict(halfstep: Invoke) -> None:
     result = halfstep("doctor", "sick.py:overflow")
     assert result.exit_code == 1
-    first = "FP16 overflows in aten.mul in Squares (forward, float16, sick.py:14)."
+    first = "FP16 overflows in aten.mul in Squares (forward, float16, sick.py:15)."
     assert result.stdout.splitlines()[0] == first
     assert "1. overflow in aten.mul in Squares" in result.stdout
     assert "What to do: Keep the module Squares in FP32" in result.stdout
@@ -128,5 +128,5 @@ def test_error_in_the_users_loss_shows_the_users_frames_only(
     result = halfstep("doctor", "sick.py:own_mistake")
     assert (result.exit_code, result.stdout) == (2, "")
     frames = [line.strip() for line in result.stderr.splitlines() if line.startswith("  File ")]
-    assert frames == [f'File "{folder / "sick.py"}", line 25, in loss_fn']
+    assert frames == [f'File "{folder / "sick.py"}", line 26, in loss_fn']
     assert result.stderr.splitlines()[-1].startswith("RuntimeError: size mismatch")
