@@ -194,18 +194,25 @@ BODIES: list[tuple[Callable[[Tensor], Tensor], Truth]] = [
 ]
 
 
-def planted(seed: int = 0) -> Iterator[Planted]:
-    """Every body in every family, at a depth that goes round; then faults of other kinds."""
+def planted(seed: int = 0, share: int = 2) -> Iterator[Planted]:
+    """Every kind of fault in every `share`-th family, at a depth that goes round.
+
+    Args:
+        seed: Of the data; another one also begins at another depth and family.
+        share: 1 for all families of each kind.
+    """
     depths = itertools.cycle(range(DEPTH))
     for _ in range(seed):
         next(depths)
-    for (body, truth), family in itertools.product(BODIES, FAMILIES):
+    kinds = len(BODIES) + len(OTHERS)
+    for kind, (number, family) in itertools.product(range(kinds), enumerate(FAMILIES)):
         depth = next(depths)
-        yield _with_body(family, depth, body, truth, seed)
-        if depth == 1:
-            next(depths)  # so that a body meets other depths in other families
-    for plant, family in itertools.product(OTHERS, FAMILIES):
-        yield plant(family, next(depths), seed)
+        if (kind + number + seed) % share:
+            continue
+        if kind < len(BODIES):
+            yield _with_body(family, depth, *BODIES[kind], seed)
+        else:
+            yield OTHERS[kind - len(BODIES)](family, depth, seed)
 
 
 def _with_body(

@@ -13,7 +13,7 @@ from planted_faults import planted
 
 import halfstep as hs
 
-FAULTS = {f.name.rsplit("-", 1)[0]: f for f in planted()}
+FAULTS = {f.name.rsplit("-", 1)[0]: f for f in planted(share=1)}
 SHOWN = [
     ("squares_too_large-mlp", "finite 0.0%, largest inf"),
     ("weight_is_large-cnn", "largest inf"),

@@ -27,7 +27,7 @@ def checked(recipe: hs.Recipe, name: str, **settings: Any) -> Symptom:
 
 
 def fault(name: str) -> hs.Recipe:
-    return next(f.recipe for f in planted() if f.name.startswith(f"{name}-mlp"))
+    return next(f.recipe for f in planted(share=1) if f.name.startswith(f"{name}-mlp"))
 
 
 MLP = healthy(FAMILIES[0])

@@ -124,3 +124,24 @@ def test_rules_of_several_models_begin_with_their_names() -> None:
     with engine.autocast():
         assert models["generator"](H.float()).dtype is F16
         assert models["critic"](H.float()).dtype is F32
+
+
+@pytest.mark.parametrize("format", ["bf16", "fp16"])
+def test_cross_entropy_of_a_sure_prediction_is_as_near_as_rounding(format: str) -> None:
+    # oracle: float64 of the same 16-bit logits; a CPU's own 16-bit log_softmax is off by half
+    policy = hs.Policy(format, base="cuda")
+    logits = torch.tensor([[6.0, 0.0, 0.0], [0.0, 7.0, 0.0]]).to(policy.row.dtype)
+    logits.requires_grad_()
+    targets = torch.tensor([0, 1])
+    with policy.autocast("cpu"):
+        loss = F.cross_entropy(logits, targets)
+    loss.backward()
+    exact = logits.detach().double().requires_grad_()
+    reference = F.cross_entropy(exact, targets)
+    reference.backward()
+    expected = reference.detach().item()
+    assert loss.detach().item() == pytest.approx(expected, rel=2 * policy.row.eps)
+    assert logits.grad is not None
+    assert exact.grad is not None
+    gap = (logits.grad.double() - exact.grad).norm() / exact.grad.norm()
+    assert float(gap) < 2 * policy.row.eps

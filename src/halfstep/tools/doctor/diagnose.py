@@ -17,6 +17,7 @@ from halfstep.records import (
     Equality,
     GradientRange,
     HalfstepError,
+    RefusedOpError,
 )
 from halfstep.records.diagnosis import Health
 from halfstep.tools.doctor import advice
@@ -175,15 +176,14 @@ class _Examined:
         )
 
     def _policy(self, format: str) -> Policy:
-        return Policy(format)
+        return Policy(format, base=self.base)
 
     def _run(self, name: str, format: str, scale: float) -> None:
         try:
             low = trace_pass(self.subject, name, self._policy(format), scale)
-        except HalfstepError:
-            raise
         except Exception as error:  # FP32 ran, so the format is to blame, if it is not the tracer
-            if not self._fails_untraced(format, scale):
+            is_ours = isinstance(error, HalfstepError) and not isinstance(error, RefusedOpError)
+            if is_ours or not self._fails_untraced(format, scale):
                 raise
             self.causes.append(_cannot_run(name, error))
             self.subject.reset()

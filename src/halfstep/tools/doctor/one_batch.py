@@ -119,7 +119,7 @@ class OneBatch:
                 " another one."
             )
         nominal = (power_of_two_near(divisor) or 1.0) if isinstance(loss, LossSum) else 1.0
-        with torch.autocast(self.device.type, enabled=False):
+        with policy.recompute(self.device.type):
             scalar = promote(total).reshape(())
             with _disable_current_modes():  # no op of ours belongs into a trace
                 seed = torch.full_like(scalar.detach(), loss_scale / nominal)
