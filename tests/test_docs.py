@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import halfstep as hs
@@ -61,3 +62,23 @@ def test_code_of_the_docs_reads_a_page_back(
     names: dict[str, object] = {}
     exec(found.group(1), names)
     assert names["run"] == run
+
+
+def test_code_and_output_of_the_doctor_page_are_what_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DOCS / "doctor.md").read_text(encoding="utf-8")
+    sick, *blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("sick.py").write_text(sick)
+    shown = re.search(r"\$ halfstep doctor sick.py:build\n(.*?)```", text, re.DOTALL)
+    assert shown is not None
+    result = CliRunner().invoke(app, ["doctor", "sick.py:build"])
+    assert result.exit_code == 1
+    assert " ".join(shown.group(1).split()) in " ".join(result.stdout.split())
+    printed = io.StringIO()
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(printed):
+        exec("\n".join(blocks), {"hs": hs, "torch": torch})
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", "\n".join(blocks), re.MULTILINE)
+    assert printed.getvalue().splitlines() == said
