@@ -7,13 +7,13 @@ import random
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from halfstep.records import Diagnosis, RunRecord, StepRecord
+from halfstep.records import RunRecord, StepRecord, WindowDiagnosis
 
 HOSTILE = "</script><script>alert(1)</script>"
 FOREIGN = "größe.слой.层"
 
 
-def diagnosis(module: str = "blocks.0.mlp", **changes: Any) -> Diagnosis:
+def diagnosis(module: str = "blocks.0.mlp", **changes: Any) -> WindowDiagnosis:
     """An overflow in a forward op."""
     fields: dict[str, Any] = {
         "verdict": "scale_searching",
@@ -28,7 +28,7 @@ def diagnosis(module: str = "blocks.0.mlp", **changes: Any) -> Diagnosis:
         "finite_at_scale": 16384.0,
         "buffers_restored": True,
     }
-    return Diagnosis(**{**fields, **changes})
+    return WindowDiagnosis(**{**fields, **changes})
 
 
 def made_step(number: int, **changes: Any) -> StepRecord:
@@ -67,7 +67,7 @@ def made_skip(number: int, scale: float = 65536.0, **changes: Any) -> StepRecord
 
 def made_run(
     count: int = 0,
-    skips: Collection[int] | Mapping[int, Diagnosis] = (),
+    skips: Collection[int] | Mapping[int, WindowDiagnosis] = (),
     **changes: Any,
 ) -> RunRecord:
     """A finished run whose scale halves at each skip and doubles 100 steps after the last.
