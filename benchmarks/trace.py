@@ -1,6 +1,7 @@
 """Tracing a forward and backward pass: plain, watched, traced, and under detect_anomaly, in turn.
 
     python benchmarks/trace.py             # a Transformer of width 512, and how the cost grows
+    python benchmarks/trace.py --cpu-time  # one thread and its own clock: for a busy machine
     python benchmarks/trace.py --quick     # few rounds, nothing written
 
 Every round times each contestant once, in turn, and the table shows medians and quartiles of the
@@ -79,7 +80,7 @@ def make_step(layers: int) -> tuple[nn.Module, Callable[[], None]]:
     return model, step
 
 
-def measure(layers: int, rounds: int) -> dict[str, Any]:
+def measure(layers: int, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Milliseconds of the plain pass and ratios to it."""
     model, step = make_step(layers)
     contexts: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -93,9 +94,9 @@ def measure(layers: int, rounds: int) -> dict[str, Any]:
     for number in range(rounds + 2):
         for name, context in contexts.items():
             with context():
-                start = time.perf_counter()
+                start = clock()
                 step()
-                seconds = time.perf_counter() - start
+                seconds = clock() - start
             if number >= 2:
                 times[name].append(seconds)
     with hs.trace(model) as traced:
@@ -133,22 +134,26 @@ def bytes_per_op(layers: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing written")
+    parser.add_argument("--cpu-time", action="store_true", help="thread time, one thread")
     parser.add_argument("--force", action="store_true", help="run on a busy machine too")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="Anomaly Detection")
     busy = busy_fraction()
-    if busy > 0.2 and not options.force:
+    clock = time.thread_time if options.cpu_time else time.perf_counter
+    if options.cpu_time:
+        torch.set_num_threads(1)
+    elif busy > 0.2 and not options.force:
         sys.exit(f"other processes use {busy:.0%} of the cores; wait, or give --force")
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
         **machine(),
-        "command": "python benchmarks/trace.py",
+        "command": f"python benchmarks/trace.py{' --cpu-time' if options.cpu_time else ''}",
         "busy": round(busy, 3),
     }
     print(f"{results['cpu']}, {results['threads']} threads, torch {results['torch']}")
     for layers in (1, 6, 12):
-        row = measure(layers, 3 if options.quick else 20 if layers == 6 else 8)
+        row = measure(layers, 3 if options.quick else 16 if layers == 6 else 6, clock)
         results[f"{layers} layers"] = row
         print(f"\nwidth {WIDTH}, {layers} layers: {row['ops']} ops, plain {row['plain_ms']} ms")
         for key, value in row.items():

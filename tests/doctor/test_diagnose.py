@@ -322,3 +322,30 @@ def test_cross_entropy_with_ignored_targets_is_healthy() -> None:
 
     batch = (torch.randn(6, 8), torch.tensor([0, 1, -100, 2, -100, 1]))
     assert hs.diagnose(recipe(lambda: nn.Linear(8, 3), loss, batch)).is_healthy
+
+
+def test_recipe_that_the_engine_refuses_is_diagnosed_nevertheless(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("WARNING", logger="halfstep"):
+        found = hs.diagnose(
+            recipe(half_model, half_loss, torch.randn(4, 8)), steps=2, symptoms=["resume"]
+        )
+    assert "low_precision_weights" in [c.kind for c in found.causes]
+    assert found.equality is not None
+    assert found.equality.curves == ()
+    assert any(r.getMessage().startswith("no runs to compare: ") for r in caplog.records)
+    (symptom,) = [s for s in found.symptoms if s.name == "resume"]
+    assert symptom.found is None
+    assert symptom.evidence.startswith("could not run: parameter 'weight' is FP16")
+
+
+def test_optimizer_that_wants_a_closure_leaves_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    lbfgs = lambda m: torch.optim.LBFGS(m.parameters())  # noqa: E731
+    with caplog.at_level("WARNING", logger="halfstep"):
+        found = hs.diagnose(
+            recipe(lambda: nn.Linear(8, 1), square, torch.randn(4, 8), optimizer=lbfgs)
+        )
+    assert found.is_healthy
+    assert found.lost_updates == ()
+    assert any("no update could be tried" in r.getMessage() for r in caplog.records)

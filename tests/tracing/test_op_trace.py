@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import halfstep as hs
@@ -211,3 +214,58 @@ def test_transposed_and_strided_results_are_read_right() -> None:
     with hs.trace(model) as trace:
         model(x.t().contiguous().t())
     assert trace.record.ops[-1].largest == x.abs().max().item()
+
+
+def test_record_of_an_op_takes_less_than_a_kilobyte() -> None:
+    model = nn.Sequential(*(Block() for _ in range(20)))
+    x = torch.randn(3, 4)
+
+    def run() -> TraceRecord:
+        with hs.trace(model) as trace:
+            model(x).sum().backward()
+        for p in model.parameters():
+            p.grad = None
+        return trace.record
+
+    run()  # fills the caches of names and lines
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    record = run()
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert len(record.ops) > 150
+    assert taken / len(record.ops) < 1000
+
+
+def test_each_result_is_read_once_and_nothing_else_runs() -> None:
+    # oracle: ops counted by another mode outside of the tracer: twice the ops, twice the reads
+    class Count(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def names(layers: int, trace: bool) -> tuple[list[str], int]:
+        model = nn.Sequential(*(Block() for _ in range(layers)))
+        x = torch.randn(3, 4)
+        counter = Count()
+        if not trace:
+            with counter:
+                model(x).sum().backward()
+            return counter.names, 0
+        with counter, hs.trace(model) as traced:
+            model(x).sum().backward()
+        return counter.names, len(traced.record.ops)
+
+    for layers in (2, 4):
+        plain, _ = names(layers, trace=False)
+        seen, ops = names(layers, trace=True)
+        extra = [name for name in seen if name == "aten.aminmax.default"]
+        assert len(extra) == ops
+        assert len([n for n in seen if n in plain]) >= len(plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ from halfstep.tracing.source_lines import line_of_error, line_text
 from halfstep.training import Recipe
 from halfstep.training.fit import checked_device
 from halfstep.training.rng import rng_state, set_rng_state
+
+logger = logging.getLogger("halfstep")
 
 PASSES = (("bf16", "bf16", 1.0), ("fp16", "fp16", 1.0), ("fp16 scaled", "fp16", INIT_SCALE))
 
@@ -133,7 +136,7 @@ class _Examined:
         self._settle_scale()
         if self.found.passes["fp32"].is_finite:
             self._find_range()
-            self.update = try_update(self.subject, self.found.passes["fp32"])
+            self.update = self._try_update()
             self.causes += lost_causes(self.update.lost)
         self.causes += half_losses(self.found)
         self.causes += broken_passes(self.found)
@@ -163,17 +166,28 @@ class _Examined:
             dtypes=dtype_rows(self.subject, passes, self.update.state),
         )
 
+    def _try_update(self) -> TriedUpdate:
+        try:
+            return try_update(self.subject, self.found.passes["fp32"])
+        except Exception as error:  # a step that wants a closure, say: the rest is still worth it
+            logger.warning("no update could be tried (%s); lost updates are not known", error)
+            return TriedUpdate((), {})
+
     def _compare(self, steps: int) -> Equality:
-        formats = [name for name in ("bf16", "fp16") if name in self.found.passes]
-        return compare_runs(
-            self.subject.recipe,
-            list(self.found.errors.values()),
-            self._policy,
-            steps=steps,
-            seed=self.seed,
-            device=self.subject.device,
-            formats=formats,
-        )
+        errors = list(self.found.errors.values())
+        try:
+            return compare_runs(
+                self.subject.recipe,
+                errors,
+                self._policy,
+                steps=steps,
+                seed=self.seed,
+                device=self.subject.device,
+                formats=[name for name in ("bf16", "fp16") if name in self.found.passes],
+            )
+        except HalfstepError as error:
+            logger.warning("no runs to compare: %s", error)
+            return Equality(tuple(errors), (), math.nan, {})
 
     def _policy(self, format: str) -> Policy:
         return Policy(format, base=self.base)

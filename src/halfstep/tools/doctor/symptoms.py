@@ -13,7 +13,14 @@ import torch
 from torch import nn
 
 from halfstep.precision import Policy, choose_format
-from halfstep.records import BadValueError, Cause, GradientRange, LostUpdates, Symptom
+from halfstep.records import (
+    BadValueError,
+    Cause,
+    GradientRange,
+    HalfstepError,
+    LostUpdates,
+    Symptom,
+)
 from halfstep.tools.doctor.causes import Examination
 from halfstep.tools.doctor.passes import INIT_SCALE
 from halfstep.tools.resume import verify_resume
@@ -227,14 +234,18 @@ def check_symptoms(f: Findings, names: Sequence[str]) -> tuple[Symptom, ...]:
     level = log.level
     log.setLevel(logging.ERROR)  # runs of the checks' own
     try:
-        return tuple(
-            check(f)
-            if name in names or "all" in names or name not in TITLES
-            else Symptom(name, TITLES[name], None, f"not looked for; give --symptom {name}", "")
-            for name, check in CHECKS.items()
-        )
+        return tuple(_checked(f, name, names) for name in CHECKS)
     finally:
         log.setLevel(level)
+
+
+def _checked(f: Findings, name: str, names: Sequence[str]) -> Symptom:
+    if name in TITLES and not {name, "all"} & set(names):
+        return Symptom(name, TITLES[name], None, f"not looked for; give --symptom {name}", "")
+    try:
+        return CHECKS[name](f)
+    except HalfstepError as error:  # the engine refuses the recipe, and says why
+        return Symptom(name, TITLES.get(name, name), None, f"could not run: {error}", "")
 
 
 def checked_names(names: Sequence[str]) -> tuple[str, ...]:
