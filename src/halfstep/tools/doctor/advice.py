@@ -180,6 +180,7 @@ def headline(causes: Sequence[Cause], finished: tuple[str, ...]) -> str:
         formats=in_words(first.passes), place=place, subject=first.subject
     )
     if first.kind in ("invalid_operation", "overflow") and not first.is_precision:
-        text += ", in FP32 too: not a precision problem"
+        also = "" if first.kind == "overflow" else ", in FP32 too"
+        text += f"{also}: not a precision problem"
     others = len(errors) - 1
     return f"{text}{f' ({others} more below)' if others else ''}."
