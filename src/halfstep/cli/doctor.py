@@ -42,6 +42,7 @@ def doctor(
             help="Folder for the failing op's inputs and a script that needs torch alone."
         ),
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the diagnosis as one HTML page.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -50,27 +51,31 @@ def doctor(
     Exit code 0 when the recipe is healthy, 1 when something was found, 2 when it could not run.
     """
     with one_line_errors(debug):
+        from halfstep.report.doctor_page import doctor_page
         from halfstep.report.doctor_text import (
             diagnosis_text,
             dtypes_table,
             layers_table,
             symptoms_table,
         )
+        from halfstep.report.page import page_file
         from halfstep.tools.doctor import diagnose
         from halfstep.training import load_recipe
 
         show_log(stderr())
-        found = diagnose(
-            load_recipe(recipe),
-            policy=policy,
-            batch=batch,
-            seed=seed,
-            device=device,
-            steps=steps,
-            symptoms=tuple(symptom or ()),
-            max_norm=max_norm,
-            repro=repro,
-        )
+        with page_file(html) as page:
+            found = diagnose(
+                load_recipe(recipe),
+                policy=policy,
+                batch=batch,
+                seed=seed,
+                device=device,
+                steps=steps,
+                symptoms=tuple(symptom or ()),
+                max_norm=max_norm,
+                repro=repro,
+            )
+            page.write(lambda: doctor_page(found))
         is_found = not found.is_healthy
         asked = set(symptom or ()) - {"all"}
         if asked:
