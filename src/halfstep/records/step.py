@@ -38,6 +38,8 @@ class StepRecord:
         fallback: Format that the whole run goes on in from the next step, after a collapse of the
             loss scale that the engine was allowed to survive.
         checksum: Over the bits of all parameters after the step, where a run was asked for it.
+        lost_updates: Parameter name to the share of it that had a gradient and did not move by a
+            bit, where an engine was asked for it.
         per_optimizer: With several optimizers each one's own record, by name.
         zero_gradient_fraction: Share of the gradient values that were exactly 0, where a run was
             asked for it and the step was an update.
@@ -59,6 +61,7 @@ class StepRecord:
     checksum: str | None = None
     diagnosis: WindowDiagnosis | None = None
     fallback: str | None = None
+    lost_updates: dict[str, float] | None = None
     per_optimizer: dict[str, StepRecord] | None = None
     zero_gradient_fraction: float | None = None
 

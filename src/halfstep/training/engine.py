@@ -24,6 +24,7 @@ from halfstep.training.engine_views import EngineViews
 from halfstep.training.followers import Followers
 from halfstep.training.lane_names import Names, lanes_to_step, named_lanes, of_which, open_lanes
 from halfstep.training.loss import LossSum
+from halfstep.training.lost_updates import LostUpdates
 from halfstep.training.named import as_named, check_word, for_each
 from halfstep.training.replay import Replay
 from halfstep.training.scale_hint import with_hint
@@ -93,6 +94,10 @@ class Engine(EngineViews):
             a tracer and put the first bad op into the outcome (`loss_fn` is called again, its side
             effects happen twice; the host waits for every step).
 
+        lost_updates: Find, for every update, the share of each parameter that had a gradient and
+            did not move by a bit (`outcome.lost_updates`): low-precision weights, a tiny learning
+            rate. Costs a copy of the weights per update; for some steps of a run, not for all.
+
     Attributes:
         models: By name; a single one is called ``"model"``.
         optimizers: By name; a single one is called ``"optimizer"``.
@@ -126,6 +131,7 @@ class Engine(EngineViews):
         veto: Condition | Sequence[Condition] = (),
         on_collapse: str = "raise",
         diagnose: str = "never",
+        lost_updates: bool = False,
     ) -> None:
         self.models = MappingProxyType(as_named("model", model))
         self.optimizers = MappingProxyType(as_named("optimizer", optimizer))
@@ -162,6 +168,7 @@ class Engine(EngineViews):
         self._argument = model  # what loss_fn gets
         self._on_collapse = on_collapse
         self._replays = diagnose == "on_skip"
+        self._finds_lost_updates = lost_updates
 
     def autocast(self) -> PolicyContext:
         """The context for forward and loss; backward and step never belong inside."""
@@ -212,7 +219,11 @@ class Engine(EngineViews):
         lanes = lanes_to_step(self._update.lanes, optimizers)
         updates_before = self._settled_counters().num_updates
         try:
-            return self._update.run(lanes)
+            lost = LostUpdates(lanes) if self._finds_lost_updates else None
+            outcome = self._update.run(lanes)
+            if lost is not None:
+                outcome.attach_lost_updates(*lost.compare())
+            return outcome
         except ScaleCollapse as collapse:
             if collapse.record is None or not self._may_fall_back():
                 raise

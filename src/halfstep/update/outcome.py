@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from halfstep.records import StepRecord, WindowDiagnosis
+from halfstep.update.readback import Readback
 
 
 class StepOutcome:
@@ -19,11 +20,12 @@ class StepOutcome:
     Ask `updated` or `skipped`.
     """
 
-    __slots__ = ("_make_record", "_record")
+    __slots__ = ("_lost", "_make_record", "_record")
 
     def __init__(self, make_record: Callable[[], StepRecord]) -> None:
         self._make_record: Callable[[], StepRecord] | None = make_record
         self._record: StepRecord | None = None
+        self._lost: tuple[list[str], Readback] | None = None
 
     def settle(self) -> None:
         """Wait for the step and commit what follows from it."""
@@ -36,11 +38,28 @@ class StepOutcome:
         """All fields as plain data."""
         self.settle()
         assert self._record is not None
+        if self._lost is not None:
+            (names, shares), self._lost = self._lost, None
+            if self._record.updated:
+                lost = dict(zip(names, shares.wait(), strict=True))
+                self._record = dataclasses.replace(self._record, lost_updates=lost)
         return self._record
 
     def attach(self, diagnosis: WindowDiagnosis | None) -> None:
         """Put what a replay found into the record."""
         self._record = dataclasses.replace(self.record, diagnosis=diagnosis)
+
+    def attach_lost_updates(self, names: list[str], shares: Readback) -> None:
+        """Put the shares of weights that did not move into the record, once it is looked at."""
+        self._lost = names, shares
+
+    @property
+    def lost_updates(self) -> dict[str, float] | None:
+        """With ``lost_updates=True``, parameter name to the share of it that did not move.
+
+        Of the weights that had a gradient; ``None`` after a skip.
+        """
+        return self.record.lost_updates
 
     @property
     def diagnosis(self) -> WindowDiagnosis | None:
