@@ -106,7 +106,10 @@ def test_repro_is_written_and_named(halfstep: Invoke, folder: Path) -> None:
     [
         (["my.py:none"], "my.py has no function 'none'"),
         (["my.py:empty"], "batches() of recipe 'mine' has no batch number 0"),
-        (["my.py:build", "--policy", "tpu"], "policy must be 'cuda' or 'device', got 'tpu'"),
+        (
+            ["my.py:build", "--policy", "tpu"],
+            "policy must be 'cuda', 'device', a Policy or the path",
+        ),
         (["my.py:build", "--symptom", "cough"], "symptom must be one of clipped-gradients"),
         (["my.py:build", "--batch", "-1"], "batch must be a whole number of at least 0"),
         (["my.py:tuple_loss"], "the loss must be a scalar tensor or an hs.LossSum, got tuple"),

@@ -70,6 +70,33 @@ def test_overflow_in_fp16_has_module_value_and_missing_headroom() -> None:
     assert bad["fp16"] == cause.op
 
 
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x * 1e-6
+
+
+def test_islands_of_a_policy_file_hold_in_every_run(tmp_path: Any) -> None:
+    # the remedy that the doctor names, tried: what overflowed is an island now
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Linear(8, 8), Squares(), nn.Linear(8, 1))
+        nn.init.constant_(made[0].weight, 100.0)  # type: ignore[arg-type]
+        return made
+
+    sick = recipe(model, square, torch.ones(4, 8), optimizer=tiny_sgd)
+    path = tmp_path / "precision.toml"
+    hs.Policy("fp16", base="cuda", modules={"1": "fp32"}).save(path)
+    overflow = hs.diagnose(sick).causes[0]
+    assert (overflow.kind, overflow.module) == ("overflow", "Sequential.1")
+    found = hs.diagnose(sick, policy=str(path))
+    assert "overflow" not in [cause.kind for cause in found.causes]
+    assert all(p.first_bad is None for p in found.passes)
+    assert found.policy == "cuda, islands 1"
+
+
+def tiny_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-6)
+
+
 def test_norm_by_hand_in_fp16_is_a_difference_though_nothing_is_nan() -> None:
     class Norm(nn.Module):
         def __init__(self) -> None:
@@ -291,7 +318,7 @@ def test_batch_number_is_which_batch() -> None:
     [
         ({"batch": -1}, "batch must be a whole number of at least 0, got -1"),
         ({"steps": 1.5}, "steps must be a whole number of at least 0, got 1.5"),
-        ({"policy": "tpu"}, "policy must be 'cuda' or 'device', got 'tpu'"),
+        ({"policy": "tpu"}, "policy must be 'cuda', 'device', a Policy or the path.*'tpu'"),
         ({"symptoms": ["cough"]}, "symptom must be one of clipped-gradients, .*, got 'cough'"),
         ({"device": "nonsense"}, "cannot use device 'nonsense'"),
     ],

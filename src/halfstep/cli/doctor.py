@@ -17,7 +17,8 @@ def doctor(
         str, typer.Argument(help="lm, digits, path/to/file.py:function or package.module:function.")
     ],
     policy: Annotated[
-        str, typer.Option(help="Whose op lists: cuda (on any device) or device.")
+        str,
+        typer.Option(help="Whose op lists: cuda (on any device) or device; or a precision.toml."),
     ] = "cuda",
     batch: Annotated[int, typer.Option(help="Which batch of the recipe, from 0.")] = 0,
     steps: Annotated[

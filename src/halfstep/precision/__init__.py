@@ -7,9 +7,10 @@ from halfstep.precision.context import PolicyContext
 from halfstep.precision.device_formats import FormatSupport, Hardware, choose_format, hardware
 from halfstep.precision.op_lists import CATEGORIES, op_list
 from halfstep.precision.op_table import ListedOp, listed_ops
-from halfstep.precision.policy import Policy
+from halfstep.precision.policy import BASES, Policy
 
 __all__ = [
+    "BASES",
     "CATEGORIES",
     "Audit",
     "AuditEntry",

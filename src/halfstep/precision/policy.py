@@ -99,6 +99,12 @@ class Policy:
         """The format's numbers."""
         return FORMATS[self.format]
 
+    @property
+    def exceptions(self) -> list[str]:
+        """Ops and modules that are exceptions, in words."""
+        islands = [f"islands {' '.join(self.modules)}"] if self.modules else []
+        return [*(f"{op} in {rule}" for op, rule in self.ops.items()), *islands]
+
     def autocast(self, device_type: str) -> PolicyContext:
         """The context for forward and loss, on one kind of device.
 
@@ -221,13 +227,8 @@ class Policy:
         return audit(self, model, batch)
 
     def __str__(self) -> str:
-        parts = [self.format]
-        if self.base == "cuda":
-            parts.append("CUDA's op list")
-        parts += [f"{op} in {rule}" for op, rule in self.ops.items()]
-        if self.modules:
-            parts.append(f"islands {' '.join(self.modules)}")
-        return ", ".join(parts)
+        whose = ["CUDA's op list"] if self.base == "cuda" else []
+        return ", ".join([self.format, *whose, *self.exceptions])
 
     def __repr__(self) -> str:
         rest = [f"{k}={v!r}" for k, v in self.to_dict().items() if k != "format"]

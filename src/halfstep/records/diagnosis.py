@@ -154,7 +154,8 @@ class Diagnosis(PlainRecord):
         recipe: Name of the recipe.
         device: Device type it ran on.
         torch: Version of torch.
-        policy: Whose op lists ran: ``"cuda"`` or ``"device"`` (torch's own for `device`).
+        policy: Whose op lists ran: ``"cuda"`` or ``"device"`` (torch's own for `device`), and the
+            exceptions of a policy of the user's.
         health: ``"healthy"`` (no cause of severity "error"), ``"precision"`` (FP32 is free of
             the first one) or ``"not_precision"`` (FP32 has it too).
         headline: The verdict in one sentence.

@@ -57,8 +57,9 @@ def doctor_page(found: Diagnosis) -> str:
 
 def _conditions(found: Diagnosis) -> str:
     lists = {"cuda": "CUDA's op lists", "device": "the device's own op lists"}
+    base, *exceptions = found.policy.split(", ")
     return (
-        f"One batch on {found.device} with {lists.get(found.policy, found.policy)},"
+        f"One batch on {found.device} with {', '.join([lists.get(base, base), *exceptions])},"
         f" torch {found.torch}."
     )
 

@@ -182,9 +182,12 @@ def _trained(equality: Equality) -> Iterator[RenderableType]:
 
 
 def _whose(found: Diagnosis) -> str:
-    if found.policy == "cuda" and found.device != "cuda":
-        return f"CUDA's op lists, on a {found.device.upper()}"
-    return f"torch's own op lists for {found.device}"
+    base, *exceptions = found.policy.split(", ")
+    if base == "cuda" and found.device != "cuda":
+        whose = f"CUDA's op lists, on a {found.device.upper()}"
+    else:
+        whose = f"torch's own op lists for {found.device}"
+    return f"{whose}; {', '.join(exceptions)}" if exceptions else whose
 
 
 def _magnitude(value: float | None) -> Text:

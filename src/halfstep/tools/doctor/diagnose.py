@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from halfstep.precision import Policy
+from halfstep.precision import BASES, Policy
 from halfstep.records import (
     BadValueError,
     Cause,
@@ -55,7 +56,7 @@ PASSES = (("bf16", "bf16", 1.0), ("fp16", "fp16", 1.0), ("fp16 scaled", "fp16", 
 def diagnose(
     recipe: Recipe,
     *,
-    policy: str = "cuda",
+    policy: str | Policy = "cuda",
     batch: int = 0,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -71,7 +72,8 @@ def diagnose(
     Args:
         recipe: What to look at.
         policy: Whose op lists decide what runs in 16 bits: ``"cuda"`` (on a CPU too, so that what
-            fails on a GPU fails here) or ``"device"``.
+            fails on a GPU fails here) or ``"device"``. Or a `Policy`, or the path of a
+            ``precision.toml``, whose exceptions and islands then hold in every run.
         batch: Which of the recipe's batches, from 0.
         seed: Seeds torch before the model is made.
         device: ``None`` for the accelerator where there is one.
@@ -95,13 +97,12 @@ def diagnose(
         raise BadValueError(f"batch must be a whole number of at least 0, got {batch!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise BadValueError(f"steps must be a whole number of at least 0, got {steps!r}.")
-    if policy not in ("cuda", "device"):
-        raise BadValueError(f"policy must be 'cuda' or 'device', got {policy!r}.")
+    rules = _checked_policy(policy)
     names = checked_names(symptoms)
     place = checked_device(device)
     before = rng_state()
     try:
-        examined = _Examined(OneBatch(recipe, batch, seed, place), policy, seed)
+        examined = _Examined(OneBatch(recipe, batch, seed, place), rules, seed)
         try:
             found = examined.diagnosis(steps, names, max_norm)
             if repro is not None:
@@ -113,12 +114,26 @@ def diagnose(
         set_rng_state(before)
 
 
+def _checked_policy(policy: object) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    if policy in BASES:
+        return Policy("fp16", base=str(policy))
+    if isinstance(policy, os.PathLike) or str(policy).endswith(".toml"):
+        return Policy.load(str(policy))
+    raise BadValueError(
+        f"policy must be 'cuda', 'device', a Policy or the path of a precision.toml, got"
+        f" {policy!r}."
+    )
+
+
 class _Examined:
     """The steps of a diagnosis; each adds causes."""
 
-    def __init__(self, subject: OneBatch, base: str, seed: int) -> None:
+    def __init__(self, subject: OneBatch, rules: Policy, seed: int) -> None:
         self.subject = subject
-        self.base = base
+        self.rules = rules
+        rules.attach(subject.model)
         self.seed = seed
         self.causes: list[Cause] = given_causes(subject)
         self.found = Examination(subject, {})
@@ -154,7 +169,7 @@ class _Examined:
             recipe=self.subject.recipe.name,
             device=self.subject.device.type,
             torch=str(torch.__version__),
-            policy=self.base,
+            policy=", ".join([self.rules.base, *self.rules.exceptions]),
             health="healthy" if not errors else _kind_of_health(errors[0]),
             headline=advice.headline(causes, tuple(passes)),
             causes=causes,
@@ -190,7 +205,7 @@ class _Examined:
             return Equality(tuple(errors), (), math.nan, {})
 
     def _policy(self, format: str) -> Policy:
-        return Policy(format, base=self.base)
+        return replace(self.rules, format=format)
 
     def _run(self, name: str, format: str, scale: float) -> None:
         try:
