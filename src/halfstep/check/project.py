@@ -20,10 +20,9 @@ class Project:
         """A file that has been read already."""
         self._files[os.path.abspath(module.path)] = module
 
-    def text(self, path: str) -> str:
-        """Source of a file that was read."""
-        module = self._files.get(os.path.abspath(path))
-        return module.text if module else ""
+    def module(self, path: str) -> Module | None:
+        """A file that was read."""
+        return self._files.get(os.path.abspath(path))
 
     def bind_import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         """Bind the names of an import statement."""

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from halfstep.records.errors import RefusedOpError as RefusedOpError
     from halfstep.records.errors import ScaleCollapse as ScaleCollapse
     from halfstep.records.finding import Finding as Finding
+    from halfstep.records.rule_text import RuleText as RuleText
     from halfstep.records.run import RunRecord as RunRecord
+    from halfstep.records.source_finding import Replacement as Replacement
+    from halfstep.records.source_finding import SourceFinding as SourceFinding
     from halfstep.records.step import StepRecord as StepRecord
 
 _HOMES = {
@@ -32,7 +35,9 @@ _HOMES = {
         " RecipeError RefusedOpError ScaleCollapse"
     ),
     "finding": "Finding",
+    "rule_text": "RuleText",
     "run": "RunRecord",
+    "source_finding": "Replacement SourceFinding",
     "step": "StepRecord",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -30,9 +30,7 @@ def load(code: str) -> type[Rule]:
     """The rule of `code`; imports its file."""
     known = names()
     if code not in known:
-        raise BadValueError(
-            f"there is no rule {code!r}; `halfstep check --explain` without a code lists them all."
-        )
+        raise BadValueError(f"there is no rule {code!r}; `halfstep rules` lists them all.")
     stem = f"{code.lower()}_{known[code].replace('-', '_')}"
     module = importlib.import_module(f"halfstep.rules.catalog.{stem}")
     (rule,) = (

@@ -19,6 +19,7 @@ class ScheduleBeforeOptimizer(OrderRule):
     """
 
     severity = "warning"
+    fixes = "unsafe"
     listens = (SCHEDULE, BACKWARD, STEP)
     message = "the schedule moves before the optimizer: the first learning rate is never used."
     remedy = "call scheduler.step() after the step of the optimizer."
