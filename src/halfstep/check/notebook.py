@@ -14,7 +14,7 @@ _MAGIC = re.compile(r"^\s*([%!?]|.*\?\s*$|[\w., ]+=\s*[%!])")
 _PYTHON_CELLS = re.compile(r"^%%(time|timeit|capture|prun)\b")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BREAK = "# halfstep: next cell"  # between cells; no edit touches it
-_HIDDEN = re.compile(r"pass  # halfstep: magic (\d+)$")
+_HIDDEN = re.compile(r"^\s*(?:pass  )?# halfstep: magic (\d+)$")
 
 
 class Notebook(Document):
@@ -54,14 +54,17 @@ class Notebook(Document):
     def _without_magics(self, lines: list[str]) -> list[str]:
         shown, continued = [], False
         for line in lines:
-            magic = continued or _MAGIC.match(line) is not None
-            continued = magic and line.endswith("\\")
-            if magic:
-                indent = line[: len(line) - len(line.lstrip())]
-                shown.append(f"{indent}pass  # halfstep: magic {len(self._hidden)}")
-                self._hidden.append(line)
+            mark = f"# halfstep: magic {len(self._hidden)}"
+            is_magic = _MAGIC.match(line) is not None
+            if continued:
+                shown.append(mark)
+            elif is_magic:
+                shown.append(f"{line[: len(line) - len(line.lstrip())]}pass  {mark}")
             else:
                 shown.append(line)
+            if continued or is_magic:
+                self._hidden.append(line)
+                continued = line.endswith("\\")
         return shown
 
     def _joined(self, texts: list[str]) -> str:
@@ -76,7 +79,7 @@ class Notebook(Document):
         return text
 
     def _shown_again(self, line: str) -> str:
-        hidden = _HIDDEN.search(line)
+        hidden = _HIDDEN.match(line)
         return self._hidden[int(hidden.group(1))] if hidden else line
 
 
