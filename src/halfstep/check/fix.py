@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from halfstep.check.documents import Piece, open_document
@@ -47,7 +47,7 @@ class Fixed:
 
 
 def fix_report(
-    report: Report, rules: list[type[Rule]], settings: Settings, unsafe: bool = False
+    report: Report, rules: Sequence[type[Rule]], settings: Settings, unsafe: bool = False
 ) -> Iterator[tuple[str, Fixed]]:
     """Repair the files of a report that have something to repair; nothing is written.
 
@@ -68,7 +68,7 @@ def fix_report(
 def fix_data(
     path: str,
     data: bytes,
-    rules: list[type[Rule]],
+    rules: Sequence[type[Rule]],
     settings: Settings | None = None,
     unsafe: bool = False,
 ) -> Fixed:
@@ -101,7 +101,7 @@ def fix_data(
 
 
 def _repairable(
-    path: str, piece: Piece, rules: list[type[Rule]], settings: Settings, unsafe: bool
+    path: str, piece: Piece, rules: Sequence[type[Rule]], settings: Settings, unsafe: bool
 ) -> Iterator[Raw]:
     module, project = _parsed(path, piece), Project()
     if module is None:

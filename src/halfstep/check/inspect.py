@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from halfstep.check.checklist import evidence
 from halfstep.check.documents import Piece, open_document
@@ -16,7 +16,7 @@ from halfstep.rules.judge import finding_of, hits_of
 from halfstep.rules.rule import Edit, OrderRule, Rule, SourceRule
 
 
-def inspect_file(path: str, rules: list[type[Rule]], project: Project) -> FileReport:
+def inspect_file(path: str, rules: Sequence[type[Rule]], project: Project) -> FileReport:
     """Check a file of any kind; what goes wrong is in the report."""
     try:
         return inspect_data(path, read_bytes(path), rules, project)
@@ -27,7 +27,7 @@ def inspect_file(path: str, rules: list[type[Rule]], project: Project) -> FileRe
 
 
 def inspect_data(
-    path: str, data: bytes, rules: list[type[Rule]], project: Project | None = None
+    path: str, data: bytes, rules: Sequence[type[Rule]], project: Project | None = None
 ) -> FileReport:
     """Check the content of a file of any kind; what goes wrong is in the report."""
     report = FileReport()
@@ -48,7 +48,7 @@ def inspect_data(
 def inspect_piece(
     path: str,
     piece: Piece,
-    rules: list[type[Rule]],
+    rules: Sequence[type[Rule]],
     report: FileReport,
     project: Project | None = None,
 ) -> None:
@@ -79,7 +79,7 @@ def inspect_piece(
         raise Unreadable(str(error)) from None
 
 
-def raw_findings(module: Module, project: Project, rules: list[type[Rule]]) -> Iterator[Raw]:
+def raw_findings(module: Module, project: Project, rules: Sequence[type[Rule]]) -> Iterator[Raw]:
     """What the rules say about a file, each finding once."""
     linted = [rule for rule in rules if "L" in rule.readers]
     seen = set()
@@ -90,7 +90,7 @@ def raw_findings(module: Module, project: Project, rules: list[type[Rule]]) -> I
             yield raw
 
 
-def _of_source(module: Module, rules: list[type[Rule]]) -> Iterator[Raw]:
+def _of_source(module: Module, rules: Sequence[type[Rule]]) -> Iterator[Raw]:
     for rule in rules:
         if issubclass(rule, SourceRule):
             for hit in rule().check(module):
@@ -98,7 +98,7 @@ def _of_source(module: Module, rules: list[type[Rule]]) -> Iterator[Raw]:
                 yield Raw(finding_of(rule, hit), end, hit.edits, rule.fixes if hit.edits else None)
 
 
-def _of_paths(module: Module, project: Project, rules: list[type[Rule]]) -> Iterator[Raw]:
+def _of_paths(module: Module, project: Project, rules: Sequence[type[Rule]]) -> Iterator[Raw]:
     over_events = [rule for rule in rules if issubclass(rule, OrderRule)]
     if not over_events:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from halfstep.check.files import Unreadable, read_bytes, source_files
@@ -22,7 +22,7 @@ _GATE = re.compile(GATE.pattern.encode() + rb"|halfstep:\s*ignore")
 
 def check_paths(
     paths: Iterable[str],
-    rules: list[type[Rule]],
+    rules: Sequence[type[Rule]],
     settings: Settings | None = None,
     jobs: int | None = None,
 ) -> Report:
@@ -57,7 +57,7 @@ def check_paths(
 
 
 def check_source(
-    path: str, data: bytes, rules: list[type[Rule]], settings: Settings | None = None
+    path: str, data: bytes, rules: Sequence[type[Rule]], settings: Settings | None = None
 ) -> Report:
     """Check the content of one file that need not exist.
 
@@ -78,7 +78,7 @@ def check_source(
 
 
 def check_text(
-    path: str, text: str, rules: list[type[Rule]], project: Project | None = None
+    path: str, text: str, rules: Sequence[type[Rule]], project: Project | None = None
 ) -> list[Finding]:
     """Check one source text.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from halfstep.check.inspect import inspect_file
@@ -19,7 +20,7 @@ _PIECES_PER_PROCESS = 4
 
 
 def spread(
-    paths: list[str], size: int, rules: list[type[Rule]], jobs: int | None = None
+    paths: list[str], size: int, rules: Sequence[type[Rule]], jobs: int | None = None
 ) -> list[FileReport]:
     """Inspect files; the reports come in the order of the paths, whatever the number of jobs.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from halfstep.check.linter import check_paths, check_source
@@ -84,7 +85,7 @@ def _exit_code(report: Report, shown: list[SourceFinding]) -> int:
 
 
 def _stdin(
-    options: argparse.Namespace, rules: list[type[Rule]], settings: Settings, repair: bool
+    options: argparse.Namespace, rules: Sequence[type[Rule]], settings: Settings, repair: bool
 ) -> tuple[Report, TextIO]:
     """With ``--fix`` the repaired text is what goes to stdout, the findings to stderr."""
     name, data = options.stdin_filename, sys.stdin.buffer.read()
@@ -105,7 +106,7 @@ def _stdin(
 
 
 def _repaired(
-    report: Report, options: argparse.Namespace, rules: list[type[Rule]], settings: Settings
+    report: Report, options: argparse.Namespace, rules: Sequence[type[Rule]], settings: Settings
 ) -> Report:
     """The report after repairs, or the same one where they are only shown."""
     from halfstep.check.fix import fix_report, write_whole

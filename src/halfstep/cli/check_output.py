@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def write(
     report: Report,
     shown: list[SourceFinding],
     options: Namespace,
-    rules: list[type[Rule]],
+    rules: Sequence[type[Rule]],
     stream: TextIO,
 ) -> None:
     """Print a report.
@@ -63,7 +64,7 @@ def _text(
     report: Report,
     shown: list[SourceFinding],
     options: Namespace,
-    rules: list[type[Rule]],
+    rules: Sequence[type[Rule]],
     stream: TextIO,
 ) -> None:
     if shown:
@@ -87,7 +88,7 @@ def _statistics(shown: list[SourceFinding], stream: TextIO) -> None:
 
 
 def _checklist(
-    report: Report, shown: list[SourceFinding], rules: list[type[Rule]], stream: TextIO
+    report: Report, shown: list[SourceFinding], rules: Sequence[type[Rule]], stream: TextIO
 ) -> None:
     """Only where something trains in mixed precision."""
     if report.seen:
@@ -114,7 +115,7 @@ def _last_line(report: Report, shown: list[SourceFinding]) -> str:
 
 
 def _json(
-    report: Report, shown: list[SourceFinding], options: Namespace, rules: list[type[Rule]]
+    report: Report, shown: list[SourceFinding], options: Namespace, rules: Sequence[type[Rule]]
 ) -> dict[str, object]:
     from halfstep.check.checklist import answers
 
@@ -132,7 +133,7 @@ def _json(
 
 
 def _sarif(
-    report: Report, shown: list[SourceFinding], rules: list[type[Rule]]
+    report: Report, shown: list[SourceFinding], rules: Sequence[type[Rule]]
 ) -> dict[str, object]:
     from halfstep import __version__
     from halfstep.report.sarif import sarif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 
 from halfstep.records.rule_text import RuleText
@@ -26,11 +27,10 @@ def explanation(rule: RuleText) -> str:
         [
             f"{rule.code} {rule.name} ({rule.severity}; {_READERS[rule.readers]}; fix: {fix})",
             "",
-            rule.text.replace("``", "`"),
+            rule.summary,
             "",
-            f"Finding: {_plain(rule.message)}",
-            f"Remedy:  {_plain(rule.remedy)}",
-            "",
+            *_wrapped(_sentences(rule.text.partition("\n\n")[2])),
+            *_wrapped([f"Finding: {_plain(rule.message)}", f"Remedy: {_plain(rule.remedy)}"]),
             "Wrong:",
             *_indented(rule.bad),
             "",
@@ -38,6 +38,10 @@ def explanation(rule: RuleText) -> str:
             *_indented(rule.good),
         ]
     )
+
+
+def _wrapped(paragraphs: list[str]) -> list[str]:
+    return [f"{textwrap.fill(text, 96)}\n" for text in paragraphs]
 
 
 def _indented(script: str) -> list[str]:
@@ -57,7 +61,7 @@ def page(rule: RuleText) -> str:
         summary,
         f"*Severity:* {rule.severity}. *Seen by:* {_READERS[rule.readers]}."
         f" *Put right by:* {_FIXES[rule.fixes]}.",
-        *_sentences(rest),
+        *[_headed(text) for text in _sentences(rest)],
         f"**Finding.** {_plain(rule.message)}",
         f"**Remedy.** {_plain(rule.remedy)}",
         "## Wrong",
@@ -72,12 +76,13 @@ def page(rule: RuleText) -> str:
 def _sentences(text: str) -> list[str]:
     """What, why and source as paragraphs of their own."""
     flat = " ".join(text.replace("``", "`").split())
-    parts = re.split(r"\s*\b(?=(?:What|Why|Source): )", flat)
-    return [re.sub(r"^(\w+): (.)", _heading, part) for part in parts if part]
+    return [part for part in re.split(r"\s*\b(?=(?:What|Why|Source): )", flat) if part]
 
 
-def _heading(match: re.Match[str]) -> str:
-    return f"**{match.group(1)}.** {match.group(2).upper()}"
+def _headed(paragraph: str) -> str:
+    """With its first word as a heading."""
+    head, _, text = paragraph.partition(": ")
+    return f"**{head}.** {text[:1].upper()}{text[1:]}" if text else paragraph
 
 
 def _plain(text: str) -> str:
