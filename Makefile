@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: run test lint format bench clean
+.PHONY: run test lint format bench docs clean
 
 run: $(STAMP)
 	$(BIN)/halfstep train lm --compare
@@ -25,6 +25,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/update.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/policy.py
+	$(BIN)/python benchmarks/check.py
+
+docs: $(STAMP)
+	$(BIN)/python scripts/rule_docs.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

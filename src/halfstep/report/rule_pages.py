@@ -62,8 +62,8 @@ def page(rule: RuleText) -> str:
         f"*Severity:* {rule.severity}. *Seen by:* {_READERS[rule.readers]}."
         f" *Put right by:* {_FIXES[rule.fixes]}.",
         *[_headed(text) for text in _sentences(rest)],
-        f"**Finding.** {_plain(rule.message)}",
-        f"**Remedy.** {_plain(rule.remedy)}",
+        f"**Finding.** {_capital(_plain(rule.message))}",
+        f"**Remedy.** {_capital(_plain(rule.remedy))}",
         "## Wrong",
         f"```python\n{rule.bad.strip()}\n```",
         "## Right",
@@ -82,7 +82,13 @@ def _sentences(text: str) -> list[str]:
 def _headed(paragraph: str) -> str:
     """With its first word as a heading."""
     head, _, text = paragraph.partition(": ")
-    return f"**{head}.** {text[:1].upper()}{text[1:]}" if text else paragraph
+    return f"**{head}.** {text if head == 'Source' else _capital(text)}" if text else paragraph
+
+
+def _capital(text: str) -> str:
+    """A sentence that begins with a capital, unless it begins with code."""
+    first = text.split(" ", 1)[0]
+    return text if set(first) & set("`_.({") else text[:1].upper() + text[1:]
 
 
 def _plain(text: str) -> str:
