@@ -10,11 +10,11 @@ from halfstep.check.ignores import Ignore, ignores
 from halfstep.check.module import Module
 from halfstep.check.project import Project
 from halfstep.check.reports import UNUSED_IGNORE, Comment
-from halfstep.records.finding import Finding, Related
-from halfstep.records.source_finding import Replacement, SourceFinding
 
 if TYPE_CHECKING:
     from halfstep.check.raw import Raw
+    from halfstep.records.finding import Finding
+    from halfstep.records.source_finding import Replacement, SourceFinding
     from halfstep.rules.rule import Edit
 
 
@@ -36,6 +36,9 @@ class View:
 
     def source_finding(self, raw: Raw) -> SourceFinding:
         """`raw` with the source around it."""
+        from halfstep.records.finding import Finding, Related  # most files need none
+        from halfstep.records.source_finding import SourceFinding
+
         found = raw.finding
         end_line, end_column = self._spot(found.path, *raw.end)[1:]
         cell, line, column = self._spot(found.path, found.line, found.column)
@@ -96,6 +99,8 @@ class View:
         return self.source_finding(Raw(finding, (ignore.line, end)))
 
     def _replacement(self, edit: Edit) -> Replacement:
+        from halfstep.records.source_finding import Replacement
+
         place = edit.place
         _, line, column = self._spot(place.path, place.line, place.column)
         _, end_line, end_column = self._spot(place.path, place.end_line, place.end_column)

@@ -93,13 +93,10 @@ def _checklist(
     """Only where something trains in mixed precision."""
     if report.seen:
         from halfstep.check.checklist import answers
-        from halfstep.report.findings_text import checklist_lines
 
         run = {rule.code for rule in rules}
-        for line in checklist_lines(
-            answers(report.seen, [source.finding for source in shown], run)
-        ):
-            print(line, file=stream)
+        for text, answer in answers(report.seen, [source.finding for source in shown], run):
+            print(f"  {text:<42} {answer}", file=stream)
 
 
 def _last_line(report: Report, shown: list[SourceFinding]) -> str:

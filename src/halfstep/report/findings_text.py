@@ -100,8 +100,3 @@ def statistics_lines(findings: Iterable[Finding]) -> list[str]:
         counts[key] = counts.get(key, 0) + 1
     rows = sorted(counts.items(), key=lambda row: (-row[1], row[0]))
     return [f"{n:>5}  {code}  {severity:<7}  {name}" for (code, severity, name), n in rows]
-
-
-def checklist_lines(answers: Iterable[tuple[str, str]]) -> list[str]:
-    """The five lines of the checklist with their answers."""
-    return [f"  {text:<42} {answer}" for text, answer in answers]
