@@ -8,16 +8,8 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.module import last_name
-from halfstep.check.values import (
-    NOBODY,
-    Const,
-    Modulo,
-    ScaleRead,
-    Scope,
-    SkipTest,
-    Unknown,
-    Value,
-)
+from halfstep.check.objects import Scope
+from halfstep.check.values import NOBODY, Const, Modulo, ScaleRead, SkipTest, Unknown, Value
 from halfstep.rules import events as e
 
 if TYPE_CHECKING:
@@ -71,7 +63,8 @@ class Conditions:
         reads = [side for side in sides if isinstance(side, ScaleRead)]
         if reads:
             name = type(node.ops[0]).__name__
-            return SkipTest(reads[0].scaler, name, self._machine.num_steps)
+            scales = len(reads) == len(sides) == 2
+            return SkipTest(reads[0].scaler, name, self._machine.num_steps, scales)
         if len(sides) != 2:
             return Unknown(("compare", *(side.key for side in sides)))
         return self._compare_two(node.ops[0], *sides)
@@ -112,7 +105,7 @@ class Conditions:
         value = self._machine.expressions.evaluate(node, scope)
         if isinstance(value, SkipTest) and value.num_steps == self._machine.num_steps:
             self._machine.tests_seen += 1
-            facts = {"operator": value.operator}
+            facts = {"operator": value.operator, "scales": value.scales}
             scaler = value.scaler.id if value.scaler else None
             self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
         if value.truth is not None:

@@ -8,29 +8,17 @@ condition counts micro-batches); a branch in which nothing can happen costs no d
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
+from halfstep.check.binding import Binding
 from halfstep.check.conditions import Conditions
 from halfstep.check.explore import Path
 from halfstep.check.expressions import Expressions
 from halfstep.check.module import Module
+from halfstep.check.objects import Class, Function, FunctionNode, Scope
 from halfstep.check.project import Project
-from halfstep.check.values import (
-    Class,
-    Const,
-    Context,
-    Function,
-    FunctionNode,
-    Instance,
-    Mapping,
-    Models,
-    Params,
-    Scope,
-    Sequence,
-    Unknown,
-    Value,
-)
+from halfstep.check.values import Const, Context, Models, Sequence, Unknown, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
 
@@ -80,14 +68,17 @@ class Machine:
         self.guarded = 0  # depth of branches under such a test
         self._after_test = False  # the other branch of such a test has left
         self.optimizers: dict[str, Models | None] = {}
+        self.trained: set[Hashable] = set()  # modules that a backward has reached
+        self.averages: set[Hashable] = set()  # moving averages of modules
         self.names: dict[str, str] = {}  # provisional name of an object to that of its variable
         self.conditions = Conditions(self)
         self.expressions = Expressions(self)
+        self.binding = Binding(self)
         self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
             ast.Expr: self._expr,
             ast.Assign: self._assign,
             ast.AnnAssign: self._assign_one,
-            ast.AugAssign: self._augment,
+            ast.AugAssign: self.binding.augment,
             ast.If: self._if,
             ast.For: self._for,
             ast.AsyncFor: self._for,
@@ -109,6 +100,7 @@ class Machine:
         """Record an event at `node`."""
         assert self.module is not None
         if kind == e.BACKWARD:
+            self.trained |= fields["facts"]["models"] or set()
             self.finite_known = False
             self._after_test = False
         elif kind == e.STEP:
@@ -143,40 +135,11 @@ class Machine:
     def _assign(self, node: ast.Assign, scope: Scope) -> None:
         value = self.expressions.evaluate(node.value, scope)
         for target in node.targets:
-            self.bind(target, value, scope)
+            self.binding.bind(target, value, scope)
 
     def _assign_one(self, node: ast.AnnAssign, scope: Scope) -> None:
         if node.value is not None:
-            self.bind(node.target, self.expressions.evaluate(node.value, scope), scope)
-
-    def _augment(self, node: ast.AugAssign, scope: Scope) -> None:
-        combined = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
-        self.bind(node.target, self.expressions.evaluate(combined, scope), scope)
-
-    def bind(self, target: ast.expr, value: Value, scope: Scope) -> None:
-        """Assign `value` to a name, an attribute, an item or a tuple of these."""
-        if isinstance(target, (ast.Tuple, ast.List)):
-            for i, part in enumerate(target.elts):
-                self.bind(part, self.expressions.item(value, i), scope)
-        elif isinstance(target, ast.Starred):
-            self.bind(target.value, self.unknown("*", value.models), scope)
-        else:
-            self._bind_one(target, value, scope)
-
-    def _bind_one(self, target: ast.expr, value: Value, scope: Scope) -> None:
-        value = self.expressions.named(value, target)
-        if isinstance(target, ast.Name):
-            scope.set(target.id, value)
-        elif isinstance(target, ast.Attribute):
-            owner = self.expressions.evaluate(target.value, scope)
-            if isinstance(owner, Instance):
-                owner.attributes[target.attr] = value
-            elif target.attr == "grad" and isinstance(owner, Params):
-                self.emit(e.EDIT, target, facts={"how": "set", "models": owner.of})
-        elif isinstance(target, ast.Subscript):
-            owner = self.expressions.evaluate(target.value, scope)
-            if isinstance(owner, Mapping) and isinstance(target.slice, ast.Constant):
-                owner.items[target.slice.value] = value
+            self.binding.bind(node.target, self.expressions.evaluate(node.value, scope), scope)
 
     def _if(self, node: ast.If, scope: Scope) -> None:
         assert self.module is not None
@@ -211,7 +174,7 @@ class Machine:
         matters = any(map(self.module.relevant, node.body))
         rounds = 1 if not matters else (4 if self._counts(node) else 2)
         for item in self.expressions.items(over, rounds):
-            self.bind(node.target, item, scope)
+            self.binding.bind(node.target, item, scope)
             if not self._round(node, scope):
                 return
         self.run(node.orelse, scope)
@@ -252,7 +215,7 @@ class Machine:
                 self.enter(value, item.context_expr)
                 entered.append((value, item.context_expr))
             if item.optional_vars is not None:
-                self.bind(item.optional_vars, value, scope)
+                self.binding.bind(item.optional_vars, value, scope)
         try:
             self.run(node.body, scope)
         finally:

@@ -15,7 +15,8 @@ GATE = re.compile(r"autocast|GradScaler|unscale_|grad_scaler|scaler|amp\.scale")
 _INTERESTING_WORDS = """
     GradScaler autocast scale unscale_ step update backward zero_grad clip_grad_norm_
     clip_grad_value_ clip_grad_norm get_scale update_parameters AveragedModel no_sync
-    load_state_dict state_dict clamp_ mul_ div_ nan_to_num_ custom_fwd scale_loss
+    load_state_dict state_dict save clear_autocast_cache nan_to_num nan_to_num_ clamp_ mul_ div_
+    masked_fill_ custom_fwd scale_loss
 """
 INTERESTING = frozenset(_INTERESTING_WORDS.split())
 # A function is followed on its own only if one of these, or a name with "scaler", is in it.
@@ -27,6 +28,7 @@ _OPTIMIZER_WORDS = """
     ZeroRedundancyOptimizer
 """
 OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
+_OF_MODELS = frozenset(["parameters", "named_parameters", "train", "zero_grad"])
 
 
 class Module:
@@ -108,6 +110,10 @@ class Module:
             return "optimizer"
         return None
 
+    def is_model(self, name: str) -> bool:
+        """Whether the file asks `name` for its parameters, or sets it to training."""
+        return bool(self._uses().get(name, set()) & _OF_MODELS)
+
     def calls_anywhere(self, part: str, method: str) -> bool:
         """Whether the file calls `method` on a name that contains `part`."""
         return any(part in n.lower() and method in calls for n, calls in self._uses().items())
@@ -147,12 +153,15 @@ class Module:
             name = last_name(node.func)
             if name in INTERESTING or name in OPTIMIZERS or name in self.imported:
                 return True
+            if name in ("half", "bfloat16") and isinstance(node.func, ast.Attribute):
+                owner = last_name(node.func.value) or ""
+                return "model" in owner.lower() or self.is_model(owner)
             return name in self._closure(INTERESTING | OPTIMIZERS)
         if isinstance(node, (ast.Return, ast.Continue, ast.Break, ast.Raise)):
             return True
         if isinstance(node, ast.Assign):
             return isinstance(node.value, (ast.Constant, ast.IfExp, ast.Compare))
-        return isinstance(node, ast.Attribute) and node.attr == "grad"
+        return isinstance(node, ast.Attribute) and node.attr in ("grad", "no_sync")
 
     def is_root(self, node: ast.AST) -> bool:
         """Whether a scaler or autocast is at work in a function or in what it calls."""

@@ -6,7 +6,8 @@ import ast
 import os
 
 from halfstep.check.module import GATE, Module
-from halfstep.check.values import Class, External, Function, ProjectModule, Scope, Value
+from halfstep.check.objects import Class, Function, ProjectModule, Scope
+from halfstep.check.values import External, Value
 
 
 class Project:
@@ -24,6 +25,19 @@ class Project:
         """Source of a file that was read."""
         module = self._files.get(os.path.abspath(path))
         return module.text if module else ""
+
+    def saves_scaler(self, module: Module) -> bool:
+        """Whether a file, or one that it imports, takes the state of a scaler anywhere."""
+        seen: dict[str, Module] = {}
+        queue = [module]
+        while queue:
+            current = queue.pop()
+            if current.path not in seen:
+                seen[current.path] = current
+                imported = ((key[0], found) for key, found in self._found.items() if found)
+                queue += [found for importer, found in imported if importer == current.path]
+        parts = ("scaler", "amp")
+        return any(m.calls_anywhere(part, "state_dict") for m in seen.values() for part in parts)
 
     def bind_import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         """Bind the names of an import statement."""
