@@ -39,6 +39,7 @@ for i, (x, y) in enumerate(loader):
     scaler.update()  # <- HS104
     if i % 2 == 1:
         scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
 """,
     "the scale is set by hand inside the window": HEAD

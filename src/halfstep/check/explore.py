@@ -26,6 +26,10 @@ class PathEnded(Exception):  # noqa: N818 - the normal end of a path that grew t
     """The path has run long enough; what it did so far counts."""
 
 
+class Raised(Exception):  # noqa: N818 - of the program that is read
+    """A ``raise`` on its way to a handler."""
+
+
 class Silent(Exception):  # noqa: N818 - not an error either
     """A framework does the work on this path: nothing can be said about it."""
 

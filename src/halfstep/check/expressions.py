@@ -107,7 +107,7 @@ class Expressions:
         if isinstance(owner, External):
             return External(f"{owner.name}.{name}")
         if isinstance(owner, ProjectModule):
-            return owner.scope.names.get(name) or External(f"?.{name}")
+            return owner.scope.look(name) or External(f"?.{name}")
         if isinstance(owner, Instance):
             return self._member(owner, name)
         if isinstance(owner, Parent):

@@ -13,8 +13,9 @@ from typing import Any
 
 from halfstep.check.binding import Binding
 from halfstep.check.conditions import Conditions
-from halfstep.check.explore import Path
+from halfstep.check.explore import Path, Raised
 from halfstep.check.expressions import Expressions
+from halfstep.check.imports import Imports
 from halfstep.check.module import Module
 from halfstep.check.objects import Class, Function, FunctionNode, Scope
 from halfstep.check.project import Project
@@ -39,10 +40,6 @@ class LoopLeft(Exception):  # noqa: N818
 
 class LoopContinued(Exception):  # noqa: N818
     """A ``continue``."""
-
-
-class Raised(Exception):  # noqa: N818
-    """A ``raise`` of the program."""
 
 
 class Machine:
@@ -74,6 +71,7 @@ class Machine:
         self.conditions = Conditions(self)
         self.expressions = Expressions(self)
         self.binding = Binding(self)
+        self.imports = Imports(self)
         self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
             ast.Expr: self._expr,
             ast.Assign: self._assign,
@@ -264,7 +262,7 @@ class Machine:
         scope.set(node.name, Class(node, scope, bases))
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-        self.project.bind_import(node, scope)
+        self.imports.bind(node, scope)
 
     def _return(self, node: ast.Return, scope: Scope) -> None:
         value = self.expressions.evaluate(node.value, scope) if node.value is not None else NONE

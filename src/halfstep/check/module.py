@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from halfstep.rules.events import Place
 
@@ -53,6 +53,7 @@ class Module:
         self._memo: dict[tuple[str, int], bool] = {}
         self._by_name: dict[str, list[ast.Call]] | None = None
         self._aliases: dict[str, str] | None = None
+        self._index: dict[str, list[ast.stmt]] | None = None
         self.imported: set[str] = set()  # names that come from other files of the project
 
     @property
@@ -187,6 +188,30 @@ class Module:
             self._definitions[words] = found
         return self._definitions[words]
 
+    def acting(self) -> set[str]:
+        """Functions and classes of this file in which something can happen."""
+        return self._closure(INTERESTING | OPTIMIZERS)
+
+    def called_in(self, name: str) -> set[str]:
+        """What a function or class at the top of the file calls."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        named = (n for n in self.index().get(name, ()) if isinstance(n, kinds))
+        return {called for node in named for called in _called_names(node)}
+
+    def from_imports(self) -> list[ast.ImportFrom]:
+        """Its imports of single names, at the top of the file."""
+        statements = {id(s): s for found in self.index().values() for s in found}
+        return [s for s in statements.values() if isinstance(s, ast.ImportFrom)]
+
+    def index(self) -> dict[str, list[ast.stmt]]:
+        """Names that the file binds at its top, each with the statements that do it."""
+        if self._index is None:
+            self._index = {}
+            for statement in self.tree.body:
+                for name in dict.fromkeys(_bound_names(statement)):
+                    self._index.setdefault(name, []).append(statement)
+        return self._index
+
     def once(self, what: str, node: ast.AST, test: Callable[[], bool]) -> bool:
         """`test`, asked once per node: every path comes by here."""
         key = (what, id(node))
@@ -198,6 +223,22 @@ class Module:
 def _called_names(node: ast.AST) -> set[str]:
     calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
     return {name for call in calls if (name := last_name(call.func))}
+
+
+def _bound_names(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = (n for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
+        yield from (n.id for n in names if isinstance(n.ctx, ast.Store))
+    elif isinstance(node, (ast.If, ast.Try)):
+        inner = [*node.body, *node.orelse]
+        handlers = node.handlers if isinstance(node, ast.Try) else []
+        for statement in [*inner, *(s for h in handlers for s in h.body)]:
+            yield from _bound_names(statement)
 
 
 def last_name(node: ast.AST) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from halfstep.check.values import (
@@ -36,10 +36,15 @@ class Scope:
         """The value of `name` here or further out."""
         scope: Scope | None = self
         while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
+            value = scope.look(name)
+            if value is not None:
+                return value
             scope = scope.parent
         return None
+
+    def look(self, name: str) -> Value | None:
+        """The value of `name` in this frame."""
+        return self.names.get(name)
 
     def set(self, name: str, value: Value) -> None:
         """Bind `name`, in the frame it belongs to."""
@@ -48,6 +53,28 @@ class Scope:
             while scope.parent is not None:
                 scope = scope.parent
         scope.names[name] = value
+
+
+class FileScope(Scope):
+    """A file that is only imported: its statements run when a name they bind is asked for.
+
+    Args:
+        module: The file.
+        run: Executes one of its statements.
+    """
+
+    __slots__ = ("_pending", "_run")
+
+    def __init__(self, module: Module, run: Callable[[ast.stmt, Scope], None]) -> None:
+        super().__init__(module)
+        self._pending = dict(module.index())
+        self._run = run
+
+    def look(self, name: str) -> Value | None:
+        """The value of `name`, after the statements that bind it."""
+        for statement in self._pending.pop(name, ()):
+            self._run(statement, self)
+        return self.names.get(name)
 
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfstep.check.explore import MATTERS, Path, PathEnded, paths
-from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Raised, Returned
+from halfstep.check.explore import MATTERS, Path, PathEnded, Raised, paths
+from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Returned
 from halfstep.check.module import Module, last_name
 from halfstep.check.objects import Class, Function, Instance, Scope
 from halfstep.check.project import Project
