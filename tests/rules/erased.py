@@ -25,6 +25,7 @@ class Erased:
     gradient: Vector | None = None
     momentum: Vector | None = None
     clock: int = 0
+    clocks: tuple[int, ...] = ()  # as each step saw it
     average: tuple[Vector, int] = ((), 0)
     applied: bool = True  # what a first look at it would say
     began: bool = False
@@ -43,9 +44,11 @@ class Erased:
         self.waiting = True
 
     def step(self) -> None:
-        finite = self.gradient is None or all(map(math.isfinite, self.gradient))
-        self.applied, self.waiting, self.began = finite, False, True
+        if self.gradient is not None:  # else there is nothing to commit and nothing to hold
+            self.applied, self.began = all(map(math.isfinite, self.gradient)), True
+        self.waiting = False
         if self.applied and self.gradient is not None:
+            self.clocks += (self.clock,)
             old = self.momentum or (0.0,) * len(self.weights)
             self.momentum = tuple(0.5 * m + g for m, g in zip(old, self.gradient, strict=True))
             moved = zip(self.weights, self.momentum, strict=True)
@@ -83,7 +86,7 @@ def run(parts: dict[str, Erased], op: Op, x: Vector, finite: bool, comes: bool) 
     elif part is not None and op[0] in ("step", "direct step"):
         part.step()
     elif part is not None and kind in ("schedule", "average"):
-        if part.waiting and comes:
+        if part.waiting and comes and not op[0].endswith("if ran"):
             part.ahead.append((kind, part.weights))
         else:
             part.move(kind, part.weights)

@@ -16,6 +16,10 @@ TEXT = {
     "zero": "{0}.zero_grad()",
     "unscale": "{0}.unscale_({1})",
     "clip": "norm = nn.utils.clip_grad_norm_({models}.parameters(), MAX_NORM)",
+    "measure": (
+        "grads = [p.grad for p in {models}.parameters() if p.grad is not None]\n"
+        "norm = nn.utils.get_total_norm(grads)"
+    ),
     "clip both": (
         "both = [*model_a.parameters(), *model_b.parameters()]\n"
         "norm = nn.utils.clip_grad_norm_(both, MAX_NORM)"

@@ -47,7 +47,8 @@ class Judged:
         if self.truth in (RAISES, VALUE):
             return bool(strong)
         if self.truth == CLOCK:
-            return any(f.code in ("HS109", "HS110") for f in found)
+            # gradients that are cleared too early stop the clock as well: that finding is enough
+            return any(f.code in ("HS109", "HS110", "HS126") for f in found)
         if self.truth == INERT:  # weights that never move are an error all the same
             return all(f.severity == "warning" or f.code == "HS126" for f in strong)
         return not strong if self.truth == RIGHT else all(f.severity == "warning" for f in strong)

@@ -29,6 +29,7 @@ class Recorder:
         self.events: list[Event] = []
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
         self._nested = 0
+        self._asked = False  # whether anything is finite, since the last backward
         self._kept: list[Any] = []  # an id is a name only while its object lives
         self._optimizers: list[torch.optim.Optimizer] = []
         self._scaled: dict[Any, torch.amp.GradScaler] = {}
@@ -88,6 +89,7 @@ class Recorder:
         yield scaler, "load_state_dict", lambda s, _: self.emit(e.LOAD, scaler=self.name(s))
         yield torch.autocast, "__enter__", self._enter
         yield torch.autocast, "__exit__", lambda *_: self.emit(e.AUTOCAST_EXIT)
+        yield torch, "isfinite", self._isfinite
         yield torch, "clear_autocast_cache", lambda: self.emit(e.CACHE_CLEARED)
         yield torch.nn.Module, "__call__", self._forward
         yield torch.nn.Module, "half", functools.partial(self._cast, dtype="float16")
@@ -120,6 +122,12 @@ class Recorder:
             self._scaled[result.grad_fn] = scaler
 
         return mark
+
+    def _isfinite(self, value: Any) -> None:
+        self._asked = True
+
+    def _guarded(self) -> dict[str, Any]:
+        return {"guarded": True} if self._asked else {}
 
     def _enter(self, context: Any) -> None:
         facts = {"enabled": context._enabled, "cache_enabled": context._cache_enabled}
@@ -155,6 +163,7 @@ class Recorder:
         reached = {id(n.variable) for n in nodes if hasattr(n, "variable")}
         scaler = next((self._scaled[n] for n in nodes if n in self._scaled), None)
         name = self.name(scaler) if scaler is not None else None
+        self._asked = False
         self.emit(e.BACKWARD, scaler=name, optimizers=self._owners(reached))
 
     def _owners(self, parameters: set[int]) -> tuple[str, ...]:
@@ -172,7 +181,7 @@ class Recorder:
 
     def _scaler_step(self, scaler: Any, optimizer: Any, *args: Any) -> Callable[[Any], None]:
         name = self.name(optimizer)
-        facts = {"closure": True} if args else {}
+        facts = {**self._guarded(), **({"closure": True} if args else {})}
         self.emit(e.STEP, scaler=self.name(scaler), optimizers=(name,), facts=facts)
 
         def outcome(_: Any) -> None:
@@ -195,7 +204,7 @@ class Recorder:
         return record
 
     def _step(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        self.emit(e.STEP, optimizers=(self.name(optimizer),))
+        self.emit(e.STEP, optimizers=(self.name(optimizer),), facts=self._guarded())
 
     def _zero_grad(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self.emit(e.ZERO_GRAD, optimizers=(self.name(optimizer),))

@@ -94,6 +94,7 @@ class Harness:
         self._namespace: dict[str, Any] = {}
         self._log: list[bool] = []
         self._calls = (-1, -1)
+        self._clocks: dict[str, tuple[int, ...]] = {}
 
     def module(self) -> types.ModuleType:
         module = types.ModuleType("faults")
@@ -129,9 +130,17 @@ class Harness:
         for optimizer in self._program.optimizers():
             weight = namespace[f"model_{optimizer[-1]}"].weight
             weight.data.copy_(torch.tensor([START]))
+            namespace[optimizer].register_step_pre_hook(self._see_clock)
             average = namespace.get(f"average_{optimizer[-1]}")
             if average is not None:
                 average.module.weight.data.copy_(weight.data)
+
+    def _see_clock(self, optimizer: Any, *arguments: Any) -> None:
+        (name,) = (o for o in self._program.optimizers() if self._namespace[o] is optimizer)
+        schedule = self._namespace.get(f"schedule_{name[-1]}")
+        used = any(p.grad is not None for g in optimizer.param_groups for p in g["params"])
+        if used and schedule:
+            self._clocks[name] = (*self._clocks.get(name, ()), schedule.last_epoch)
 
     def _snapshot(self) -> None:
         self.run.finite.append(self._log[:])
@@ -153,6 +162,7 @@ class Harness:
             "weights": tuple(weight.data.flatten().tolist()),
             "momentum": None if buffer is None else tuple(buffer.flatten().tolist()),
             "clock": schedule.last_epoch if schedule else 0,
+            "clocks": self._clocks.get(f"opt_{letter}", ()) if schedule else None,
             "average": tuple(average.module.weight.flatten().tolist()) if average else START,
         }
 
@@ -200,7 +210,7 @@ def _batch(op: Op, window: int, finite: Iterator[bool]) -> tuple[Vector, bool]:
 
 
 def _state_of(part: Erased) -> dict[str, Any]:
-    names = ("weights", "momentum", "clock")
+    names = ("weights", "momentum", "clock", "clocks")
     return {**{name: getattr(part, name) for name in names}, "average": part.average[0]}
 
 

@@ -109,7 +109,9 @@ class Methods:
             return self._machine.unknown()
         kind = e.STEP if method == "step" else e.UNSCALE
         closure = len(call.node.args) > 1 or "closure" in call.names()
-        facts = {"closure": True} if closure else {}
+        facts: dict[str, Any] = {"closure": True} if closure else {}
+        if self._machine.finite_known:
+            facts["guarded"] = True
         if scaler.enabled:
             who = (optimizer.id,)
             self._machine.emit(kind, call.node, scaler=scaler.id, optimizers=who, facts=facts)
