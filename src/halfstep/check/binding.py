@@ -55,6 +55,8 @@ class Binding:
             if isinstance(owner, Instance):
                 owner.attributes[target.attr] = value
                 self._note_average(owner.cls.node.name, value)
+            elif isinstance(owner, Mapping):
+                owner.items[target.attr] = value
             elif target.attr == "grad" and isinstance(owner, Params):
                 how = gradients.of_assignment(target, value)
                 self._machine.emit(e.EDIT, target, facts={"how": how, "models": owner.of})

@@ -44,7 +44,8 @@ class Containers:
         if isinstance(value, (Optimizer, Scaler)):  # the variable that held it is used again
             assert isinstance(call.node.func, ast.Attribute)
             name = last_name(call.node.func.value) or "list"
-            self._machine.names[value.id] = f"{name}[{len(owner.items)}]"
+            self._machine.names.pop(value.id, None)
+            self._machine.give_name(value.id, f"{name}[{len(owner.items)}]")
         owner.items.append(value)
 
     def of_mapping(self, owner: Mapping, method: str, call: Call) -> Value | None:

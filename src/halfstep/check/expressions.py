@@ -121,6 +121,8 @@ class Expressions:
         if isinstance(owner, Average) and name == "module":
             self._machine.averages.add(("average", owner.id))
             return Unknown(("average", owner.id), name)
+        if isinstance(owner, Mapping) and name in owner.items:  # a namespace
+            return owner.items[name]
         if isinstance(owner, Instance) and name == "__dict__":
             return Mapping(owner.attributes)
         if isinstance(owner, Unknown):
@@ -132,12 +134,17 @@ class Expressions:
         if name in owner.attributes:
             return owner.attributes[name]
         found = self.class_member(owner.cls, name)
+        value: Value
         if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
             decorators = {last_name(d) for d in found.decorator_list}
             me = None if "staticmethod" in decorators else owner
             function = Function(found, self._home(owner.cls, name), me)
-            return self._machine.call(function, [], {}) if "property" in decorators else function
-        value: Value
+            if not decorators & {"property", "cached_property"}:
+                return function
+            value = self._machine.call(function, [], {})
+            if "cached_property" in decorators:
+                owner.attributes[name] = value
+            return value
         if found is not None:
             value = self.evaluate(found, owner.cls.scope)
         else:
@@ -191,7 +198,7 @@ class Expressions:
         if name is None:
             return value
         if isinstance(value, (Scaler, Optimizer, Schedule, Average)):
-            self._machine.names.setdefault(value.id, ast.unparse(target))
+            self._machine.give_name(value.id, ast.unparse(target))
         if isinstance(value, Unknown) and value.name != name:
             fresh = Unknown(value.key, name, value.models, value.root)
             used = self.used_as(fresh)
@@ -313,6 +320,8 @@ class Expressions:
         """What the `index`-th name of a tuple on the left gets."""
         if isinstance(value, Sequence) and index < len(value.items):
             return value.items[index]
+        if isinstance(value, Instance) and index < len(value.attributes):  # a named tuple
+            return list(value.attributes.values())[index]
         if isinstance(value, Unknown):
             return Unknown(("at", value.key, repr(index)), "", value.models)
         return self._machine.unknown(models=value.models)

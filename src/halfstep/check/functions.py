@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from halfstep.check.arguments import Call, has_training_objects
+from halfstep.check.arguments import Call, Given, has_training_objects
 from halfstep.check.checkpoints import save, saves
 from halfstep.check.explore import Silent
 from halfstep.check.methods import FRAMEWORK, SAME, Methods
 from halfstep.check.module import OPTIMIZERS
-from halfstep.check.objects import Instance, parts_of
+from halfstep.check.objects import Function, Instance, parts_of
 from halfstep.check.values import (
     NOBODY,
     Average,
@@ -24,6 +24,7 @@ from halfstep.check.values import (
     Optimizer,
     Params,
     Partial,
+    Repeated,
     Scaler,
     Schedule,
     Sequence,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _SAME_WORDS = """
     DistributedDataParallel DDP DataParallel compile FullyShardedDataParallel FSDP tqdm trange list
     tuple iter reversed sorted cycle chain islice set filter convert_sync_batchnorm
-    prefetch zip script fully_shard
+    prefetch script fully_shard
 """
 _SAME = SAME | frozenset(_SAME_WORDS.split())
 _HARMLESS_WORDS = "print len str int float min max sum abs isinstance hasattr round"
@@ -157,6 +158,34 @@ class Functions:
         return Mapping(value.attributes) if isinstance(value, Instance) else value
 
     _call_vars = _call_asdict
+
+    def _call_SimpleNamespace(self, call: Call) -> Value:  # noqa: N802 - named after the call
+        return Mapping(dict(call.named()))
+
+    def _call_field(self, call: Call) -> Value:
+        named = call.named()
+        factory = named.get("default_factory")
+        if isinstance(factory, Function):
+            return self._machine.call(factory, [], {})
+        if isinstance(factory, External):
+            return self.call(factory, Given(call.node, [], {})) or self._machine.unknown()
+        return named.get("default", self._machine.unknown())
+
+    def _call_zip(self, call: Call) -> Value:
+        values = call.given()
+        lengths = [len(v.items) for v in values if isinstance(v, Sequence) and v.items]
+        if not lengths:
+            return Repeated(Sequence([self._item(v, 0) for v in values]))
+        rows = range(min(lengths))
+        return Sequence([Sequence([self._item(v, i) for v in values]) for i in rows])
+
+    def _item(self, value: Value, index: int) -> Value:
+        if isinstance(value, Sequence) and value.items:
+            return value.items[index]
+        if isinstance(value, Repeated):
+            return value.item
+        single = isinstance(value, (Params, Grad, Optimizer, Scaler))
+        return value if single else self._machine.unknown(models=value.models)
 
     def _call_enumerate(self, call: Call) -> Value:
         values = call.given()

@@ -77,6 +77,7 @@ class Imports:
     def _run(self, statement: ast.stmt, scope: Scope) -> None:
         machine = self._machine
         before, no_grad = machine.module, machine.no_grad
+        events, length = machine.path.events, len(machine.path.events)
         machine.module, machine.no_grad = scope.module, 0
         try:
             machine.run([statement], scope)
@@ -84,3 +85,4 @@ class Imports:
             pass
         finally:
             machine.module, machine.no_grad = before, no_grad
+            events[:] = [*events[length:], *events[:length]]  # the import came first

@@ -59,6 +59,7 @@ class Machine:
         self.module: Module | None = None
         self.no_grad = 0
         self.finite_known = False
+        self.fails_in_backward = 0  # whether the next backward raises
         self.num_steps = 0
         self.loops: list[int] = []  # lines of the loops that are being run
         self.tests_seen = 0  # whether an update was skipped
@@ -97,6 +98,9 @@ class Machine:
     def emit(self, kind: str, node: ast.AST, **fields: Any) -> None:
         """Record an event at `node`."""
         assert self.module is not None
+        if kind == e.BACKWARD and self.fails_in_backward:
+            self.fails_in_backward = 0
+            raise Raised
         if kind == e.BACKWARD:
             self.trained |= fields["facts"]["models"] or set()
             self.finite_known = False
@@ -240,19 +244,29 @@ class Machine:
         assert self.module is not None
         handlers = [h for h in node.handlers if any(map(self.module.relevant, h.body))]
         try:
-            if handlers and self.path.decide(("raises", self.path.fresh()), main=False):
+            fails = handlers and self.path.decide(("raises", self.path.fresh()), main=False)
+            if fails and not self._trains(node):
                 self.run(handlers[0].body, scope)
                 return
+            self.fails_in_backward += bool(fails)
             try:
                 self.run(node.body, scope)
             except Raised:
-                if node.handlers:
-                    self.run(node.handlers[0].body, scope)
-                    return
-                raise
+                if not node.handlers:
+                    raise
+                self.run((handlers or node.handlers)[0].body, scope)
+                return
+            finally:
+                self.fails_in_backward = 0
             self.run(node.orelse, scope)
         finally:
             self.run(node.finalbody, scope)
+
+    def _trains(self, node: ast.Try) -> bool:
+        """Whether memory may run out half-way through the body: in its backward."""
+        assert self.module is not None
+        names = self.module.called_names(node)
+        return "backward" in names or bool(names & (self.module.acting() | self.module.imported))
 
     def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
         scope.set(node.name, Function(node, scope))
@@ -330,6 +344,12 @@ class Machine:
         if default is not None and scope.parent is not None:
             return self.expressions.evaluate(default, scope.parent)
         return self.unknown(name)
+
+    def give_name(self, id_: str, variable: str) -> None:
+        """Show an object under its first variable, each object under a name of its own."""
+        if id_ not in self.names:
+            others = sum(name.split("#")[0] == variable for name in self.names.values())
+            self.names[id_] = f"{variable}#{others + 1}" if others else variable
 
     def name_of(self, value: Unknown) -> str:
         """Of a scaler, optimizer or schedule that only its use shows: one per object."""

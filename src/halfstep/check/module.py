@@ -192,6 +192,10 @@ class Module:
         """Functions and classes of this file in which something can happen."""
         return self._closure(INTERESTING | OPTIMIZERS)
 
+    def called_names(self, node: ast.Try) -> set[str]:
+        """What the body of a statement calls."""
+        return {name for statement in node.body for name in _called_names(statement)}
+
     def called_in(self, name: str) -> set[str]:
         """What a function or class at the top of the file calls."""
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

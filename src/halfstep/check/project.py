@@ -7,9 +7,11 @@ import re
 
 from halfstep.check.module import GATE, Module
 
-# What a file without a scaler may do for one that has it.
+_SMALL = 30_000  # characters of a file that may only pass on what others do
+# What a large file without a scaler may do for one that has it.
 _HELPS = re.compile(
-    r"\.backward\(|\.zero_grad\(|\.half\(|clip_grad|\.step\(|optim\.|state_dict\(|deepcopy\("
+    GATE.pattern
+    + r"|\.backward\(|\.zero_grad\(|\.half\(|clip_grad|\.step\(|optim\.|state_dict\(|deepcopy\("
 )
 
 
@@ -111,6 +113,6 @@ def _parsed(path: str, importer: Module) -> Module | None:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        return Module(shown, text) if GATE.search(text) or _HELPS.search(text) else None
+        return Module(shown, text) if len(text) < _SMALL or _HELPS.search(text) else None
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None

@@ -150,6 +150,9 @@ def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, st
     if "models" in event.facts:
         sure, maybe = _owners(event.facts["models"], known)
         event = event._replace(optimizers=sure, maybe=maybe)
+    if event.kind in (e.SCALER, e.LOAD, e.SCALE) and event.scaler:
+        variable = names.get(event.scaler, event.scaler).split("#")[0]
+        event = event._replace(facts={**event.facts, "variable": variable})
     return event._replace(
         scaler=names.get(event.scaler, event.scaler) if event.scaler else None,
         optimizers=tuple(names.get(o, o) for o in event.optimizers),

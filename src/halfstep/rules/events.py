@@ -47,7 +47,7 @@ class Event(NamedTuple):
 
 
 # Construction. SCALER facts: enabled, device, growth_interval, backoff_factor, growth_factor,
-# restored (made where another one's state had been loaded). OPTIMIZER facts: eps, fused, name.
+# variable (that holds it, also of SCALE and LOAD). OPTIMIZER facts: eps, fused, name.
 SCALER, OPTIMIZER, SCHEDULE_MADE = "scaler", "optimizer", "schedule made"
 
 # Contexts. AUTOCAST facts: dtype ("float16", "bfloat16"), enabled, device. NO_SYNC: DDP's.

@@ -202,7 +202,9 @@ class Ledger:
 
     def _optimizer(self, event: Event) -> None:
         for optimizer in event.optimizers:
-            self._windows[optimizer] = Window(born=True)
+            made = Window(born=True)
+            made.parts = self.window(optimizer).waiting()  # it may be made after a backward
+            self._windows[optimizer] = made
 
     def _enter(self, event: Event) -> None:
         self.autocast.append(event)

@@ -54,7 +54,7 @@ for x, y in batches:
         self._replaced: dict[str, tuple[Event, Event]] = {}
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        scaler = event.scaler or ""
+        scaler = event.fact("variable") or event.scaler or ""
         if event.kind == LOAD:
             self._replaced.pop(scaler, None)
             self._loaded[scaler] = event
