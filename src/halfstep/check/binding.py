@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from halfstep.check import gradients
 from halfstep.check.module import last_name
 from halfstep.check.objects import Instance, Scope
-from halfstep.check.values import Grad, Mapping, Params, Unknown, Value
+from halfstep.check.values import Const, Grad, Mapping, Params, Unknown, Value
 from halfstep.rules import events as e
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Binding:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.weak = 0  # depth of branches that are run without a decision whether they are
 
     def augment(self, node: ast.AugAssign, scope: Scope) -> None:
         """``target op= value``."""
@@ -47,6 +48,8 @@ class Binding:
             self._bind_one(target, value, scope)
 
     def _bind_one(self, target: ast.expr, value: Value, scope: Scope) -> None:
+        if self.weak and isinstance(value, Const):
+            value = self._machine.unknown()
         value = self._machine.expressions.named(value, target)
         if isinstance(target, ast.Name):
             scope.set(target.id, value)

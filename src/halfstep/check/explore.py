@@ -94,10 +94,15 @@ def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]
         num_events += sum(event.kind in MATTERS for event in path.events)
         for k in range(len(given), len(path.taken)):
             queue.append((*path.taken[:k], not path.taken[k]))
-        events = tuple((e.kind, e.where, e.scaler, repr(e.facts)) for e in path.events)
+        events = tuple((e.kind, e.where, e.scaler, _shown(e)) for e in path.events)
         if not silent and events not in seen:
             seen.add(events)
             yield path
+
+
+def _shown(event: Event) -> str:
+    """Its facts, without the modules: these are other objects on every path."""
+    return repr([(key, value) for key, value in event.facts.items() if key != "models"])
 
 
 def _is_silent(run: Callable[[Path], None], path: Path) -> bool:

@@ -148,7 +148,11 @@ class Machine:
         matters = any(map(self.module.relevant, (*node.body, *node.orelse)))
         if not matters:
             self.expressions.evaluate(node.test, scope)
-            self.run(node.body, scope)
+            self.binding.weak += 1
+            try:
+                self.run(node.body, scope)
+            finally:
+                self.binding.weak -= 1
             return
         seen = self.tests_seen
         chosen, other = node.body, node.orelse

@@ -30,6 +30,8 @@ _OPTIMIZER_WORDS = """
 OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
 _OF_MODELS = frozenset(["parameters", "named_parameters", "train", "zero_grad"])
 
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
 
 class Module:
     """A parsed file.
@@ -53,6 +55,7 @@ class Module:
         self._memo: dict[tuple[str, int], bool] = {}
         self._by_name: dict[str, list[ast.Call]] | None = None
         self._aliases: dict[str, str] | None = None
+        self._called: dict[_Definition, set[str]] | None = None
         self._index: dict[str, list[ast.stmt]] | None = None
         self.imported: set[str] = set()  # names that come from other files of the project
 
@@ -174,12 +177,7 @@ class Module:
     def _closure(self, words: frozenset[str]) -> set[str]:
         """Functions and classes of this file that call one of `words`, and all that call these."""
         if words not in self._definitions:
-            definitions = [
-                node
-                for node in ast.walk(self.tree)
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            ]
-            called = {node: _called_names(node) for node in definitions}
+            called = self._called_by_definition()
             found: set[str] = set()
             size = -1
             while size != len(found):
@@ -187,6 +185,13 @@ class Module:
                 found |= {d.name for d, names in called.items() if names & (words | found)}
             self._definitions[words] = found
         return self._definitions[words]
+
+    def _called_by_definition(self) -> dict[_Definition, set[str]]:
+        if self._called is None:
+            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            definitions = (node for node in ast.walk(self.tree) if isinstance(node, kinds))
+            self._called = {node: _called_names(node) for node in definitions}
+        return self._called
 
     def acting(self) -> set[str]:
         """Functions and classes of this file in which something can happen."""

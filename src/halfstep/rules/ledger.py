@@ -27,12 +27,17 @@ class Part:
         stepped: The step that used them.
         under: The step that had used what was there before, and nothing has cleared.
         after_skip: Whether that step may have been skipped.
+        num_clips: Of the window before it.
     """
 
-    __slots__ = ("after_skip", "epoch", "event", "scaler", "stepped", "under", "unscaled")
+    __slots__ = (
+        *("after_skip", "epoch", "event", "num_clips", "scaler", "stepped", "under"),
+        "unscaled",
+    )
 
-    def __init__(self, event: Event, epoch: int) -> None:
+    def __init__(self, event: Event, epoch: int, num_clips: int) -> None:
         self.event = event
+        self.num_clips = num_clips
         self.under: Event | None = None
         self.after_skip = False
         self.scaler = event.scaler
@@ -222,7 +227,7 @@ class Ledger:
         epoch = self.scale(event.scaler).epoch if event.scaler else 0
         for optimizer in event.optimizers:
             window = self.window(optimizer)
-            part = Part(event, epoch)
+            part = Part(event, epoch, len(window.clips))
             if window.spent():
                 part.under, part.after_skip = window.spent()[-1].stepped, window.may_be_skipped()
                 window.parts = window.waiting()  # as if they had been cleared

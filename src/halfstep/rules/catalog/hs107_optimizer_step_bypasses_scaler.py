@@ -58,7 +58,7 @@ for x, y in batches:
             others = [p for p in window.waiting() if p.scaler and p.scaler != event.scaler]
             if others and not (event.fact("guarded") and not window.scaled()):
                 yield self._bypass(event, others[-1].event, bool(window.scaled()))
-            elif not window.waiting() and not (event.fact("guarded") and not event.scaler):
+            elif not window.waiting():
                 yield from self._again(event, optimizer, ledger)
 
     def _bypass(self, event: Event, backward: Event, scaled: bool) -> Hit:
@@ -68,7 +68,7 @@ for x, y in batches:
 
     def _again(self, event: Event, optimizer: str, ledger: Ledger) -> Iterator[Hit]:
         spent = [p for p in ledger.window(optimizer).spent() if p.scaler]
-        again = spent[-1].stepped if spent else None
+        again = spent[-1].stepped if spent and not event.fact("guarded") else None
         if event.scaler and ledger.scale(event.scaler).stage(optimizer) == STEPPED:
             again = ledger.scale(event.scaler).reached(optimizer)
         if again:

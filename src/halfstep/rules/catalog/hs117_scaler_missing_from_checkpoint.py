@@ -77,8 +77,11 @@ torch.save(state, io.BytesIO())
             ]
             if steps:
                 scaler = steps[0].scaler
-                related = (steps[0], "steps through the scaler")
-                yield Hit(save, related, edits=_edits(save, scaler), scaler=scaler)
+                related = [(steps[0], "steps through the scaler")]
+                others = {s.where: s for s in self._saves if s.where != save.where}
+                related += [(other, "saved here too") for other in others.values()]
+                yield Hit(save, *related, edits=_edits(save, scaler), scaler=scaler)
+                return
 
 
 def _edits(save: Event, scaler: str | None) -> tuple[Edit, ...]:
