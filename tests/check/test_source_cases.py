@@ -382,6 +382,23 @@ for i, (x, y) in enumerate(loader):
         scaler.update()
         optimizer.zero_grad()
 """,
+    "no_sync below a number of micro-batches": HEAD
+    + """\
+from data import accumulate
+
+model = nn.parallel.DistributedDataParallel(model)
+while True:
+    for i in range(1, accumulate + 1):
+        x, y = next(loader)
+        if i < accumulate:
+            with model.no_sync():
+                scaler.scale(loss_of(x, y)).backward()
+        else:
+            scaler.scale(loss_of(x, y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
     "an average over ranks while scaled": HEAD
     + """\
 for x, y in loader:

@@ -33,6 +33,7 @@ class Conditions:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.asked = 0  # how often the path had to choose
 
     def either(self, node: ast.BoolOp, scope: Scope) -> Value:
         """The value of ``and`` and ``or``."""
@@ -115,6 +116,7 @@ class Conditions:
     def _ask(self, key: Hashable, main: bool) -> bool:
         if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
             return not self._ask(key[1], not main)
+        self.asked += 1
         return self._machine.path.decide(key, main)
 
 

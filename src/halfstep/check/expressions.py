@@ -248,8 +248,16 @@ class Expressions:
         constant = any(isinstance(n, ast.Constant) for n in (node.body, node.orelse))
         if not (constant or module.relevant(node.body) or module.relevant(node.orelse)):
             return self.evaluate(node.body, scope)
+        asked = self._conditions.asked
         chosen = node.body if self._conditions.holds(node.test, scope) else node.orelse
-        return self.evaluate(chosen, scope)
+        self._machine.chosen += (chose := self._conditions.asked > asked)
+        try:
+            value = self.evaluate(chosen, scope)
+        finally:
+            self._machine.chosen -= chose
+        if chose and isinstance(value, Unknown) and value.name == "no_sync":
+            return self._machine.unknown()
+        return value
 
     # Containers
 

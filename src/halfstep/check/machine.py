@@ -63,6 +63,7 @@ class Machine:
         self.num_steps = 0
         self.loops: list[int] = []  # lines of the loops that are being run
         self.tests_seen = 0  # whether an update was skipped
+        self.chosen = 0  # depth of branches that the path chose without knowing
         self.guarded = 0  # depth of branches under such a test
         self._after_test = False  # the other branch of such a test has left
         self.optimizers: dict[str, Models | None] = {}
@@ -154,16 +155,18 @@ class Machine:
             finally:
                 self.binding.weak -= 1
             return
-        seen = self.tests_seen
+        seen, asked = self.tests_seen, self.conditions.asked
         chosen, other = node.body, node.orelse
         if not self.conditions.holds(node.test, scope, main=not _leaves(node.body)):
             chosen, other = other, chosen
-        tested = self.tests_seen > seen
+        tested, chose = self.tests_seen > seen, self.conditions.asked > asked
         self.guarded += tested
+        self.chosen += chose
         try:
             self.run(chosen, scope)
         finally:
             self.guarded -= tested
+            self.chosen -= chose
         self._after_test |= tested and bool(other) and _leaves(other)
 
     def _match(self, node: ast.Match, scope: Scope) -> None:
@@ -234,6 +237,8 @@ class Machine:
             self.no_grad += 1
         else:
             kind = e.AUTOCAST_ENTER if context.kind == "autocast" else e.NO_SYNC_ENTER
+            if kind == e.NO_SYNC_ENTER and self.chosen:
+                context.facts["chosen"] = True
             self.emit(kind, node, facts=context.facts)
 
     def leave(self, context: Context, node: ast.AST) -> None:

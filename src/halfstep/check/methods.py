@@ -207,7 +207,7 @@ class Methods:
         if method == "clip_grad_norm_":
             return self.clip("norm", frozenset([owner.root]), call, limit=0)
         if method == "no_sync" or (method == "__call__" and owner.name == "no_sync"):
-            return Context("no_sync")
+            return Context("no_sync", {"chosen": bool(self._machine.chosen)})
         if method == "state_dict":
             inside = "scaler" in owner.name.lower() or owner.name == "amp"
             return State("scaler" if inside else "model")

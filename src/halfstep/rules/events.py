@@ -50,7 +50,8 @@ class Event(NamedTuple):
 # variable (that holds it, also of SCALE and LOAD). OPTIMIZER facts: eps, fused, name.
 SCALER, OPTIMIZER, SCHEDULE_MADE = "scaler", "optimizer", "schedule made"
 
-# Contexts. AUTOCAST facts: dtype ("float16", "bfloat16"), enabled, device. NO_SYNC: DDP's.
+# Contexts. AUTOCAST facts: dtype ("float16", "bfloat16"), enabled, device. NO_SYNC: DDP's;
+# facts: chosen (in a branch that the reader took without knowing).
 AUTOCAST_ENTER, AUTOCAST_EXIT = "autocast enter", "autocast exit"
 CACHE_CLEARED = "autocast cache cleared"  # torch.clear_autocast_cache()
 NO_SYNC_ENTER, NO_SYNC_EXIT = "no_sync enter", "no_sync exit"

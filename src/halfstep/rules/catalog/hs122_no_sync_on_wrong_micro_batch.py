@@ -64,4 +64,6 @@ dist.destroy_process_group()
             if event.kind == BACKWARD and self._inside:
                 self._apart[optimizer] = (self._inside[-1], event)
             elif event.kind == STEP and apart and ledger.window(optimizer).known:
+                if apart[0].fact("chosen"):
+                    continue
                 yield Hit(apart[0], (apart[1], "backward"), (event, "step"))
