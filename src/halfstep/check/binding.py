@@ -65,8 +65,9 @@ class Binding:
                 self._machine.emit(e.EDIT, target, facts={"how": how, "models": owner.of})
         elif isinstance(target, ast.Subscript):
             owner = self._machine.expressions.evaluate(target.value, scope)
-            if isinstance(owner, Mapping) and isinstance(target.slice, ast.Constant):
-                owner.items[target.slice.value] = value
+            if isinstance(owner, Mapping):
+                key = self._machine.expressions.evaluate(target.slice, scope)
+                owner.items[key.value if isinstance(key, Const) else "**"] = value
             elif isinstance(owner, Grad):
                 how = gradients.of_assignment(target, value)
                 self._machine.emit(e.EDIT, target, facts={"how": how, "models": owner.of})

@@ -59,6 +59,7 @@ class Machine:
         self.module: Module | None = None
         self.no_grad = 0
         self.finite_known = False
+        self.failed = False  # whether something has raised: once is enough on one path
         self.fails_in_backward = 0  # whether the next backward raises
         self.num_steps = 0
         self.loops: list[int] = []  # lines of the loops that are being run
@@ -253,11 +254,12 @@ class Machine:
         assert self.module is not None
         handlers = [h for h in node.handlers if any(map(self.module.relevant, h.body))]
         try:
-            fails = handlers and self.path.decide(("raises", self.path.fresh()), main=False)
+            fails = bool(handlers) and not self.failed and self._fails()
+            self.failed |= fails
             if fails and not self._trains(node):
                 self.run(handlers[0].body, scope)
                 return
-            self.fails_in_backward += bool(fails)
+            self.fails_in_backward += fails
             try:
                 self.run(node.body, scope)
             except Raised:
@@ -270,6 +272,9 @@ class Machine:
             self.run(node.orelse, scope)
         finally:
             self.run(node.finalbody, scope)
+
+    def _fails(self) -> bool:
+        return self.path.decide(("raises", self.path.fresh()), main=False)
 
     def _trains(self, node: ast.Try) -> bool:
         """Whether memory may run out half-way through the body: in its backward."""

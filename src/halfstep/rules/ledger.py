@@ -153,6 +153,7 @@ class Ledger:
         self.autocast: list[Event] = []
         self.num_steps: dict[str, int] = {}
         self.opaque = False
+        self._only_backward = False  # since the last step or zero_grad of any optimizer
         self._windows: dict[str, Window] = {}
         self._scales: dict[str, Scale] = {}
         self._apply = {
@@ -194,6 +195,8 @@ class Ledger:
 
     def apply(self, event: Event) -> None:
         """Take over what `event` does."""
+        if event.kind in (e.BACKWARD, e.STEP, e.ZERO_GRAD):
+            self._only_backward = event.kind == e.BACKWARD
         change = self._apply.get(event.kind)
         if change is not None:
             change(event)
@@ -208,7 +211,8 @@ class Ledger:
     def _optimizer(self, event: Event) -> None:
         for optimizer in event.optimizers:
             made = Window(born=True)
-            made.parts = self.window(optimizer).waiting()  # it may be made after a backward
+            if self._only_backward:  # it may be made after a backward, with its gradients
+                made.parts = self.window(optimizer).waiting()
             self._windows[optimizer] = made
 
     def _enter(self, event: Event) -> None:
