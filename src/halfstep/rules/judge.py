@@ -68,6 +68,7 @@ def finding_of(rule: type[Rule], hit: Hit) -> Finding:
     from halfstep.records.finding import Finding, Related  # most files need none
 
     where = hit.where
+    values = {k: v.split("#")[0] if isinstance(v, str) else v for k, v in hit.values.items()}
     return Finding(
         code=rule.code,
         name=rule.name,
@@ -75,7 +76,7 @@ def finding_of(rule: type[Rule], hit: Hit) -> Finding:
         path=where.path,
         line=where.line,
         column=where.column,
-        message=(hit.message or rule.message).format(**hit.values),
-        remedy=rule.remedy.format(**hit.values),
+        message=(hit.message or rule.message).format(**values),
+        remedy=rule.remedy.format(**values),
         related=tuple(Related(place.path, place.line, text) for place, text in hit.related),
     )

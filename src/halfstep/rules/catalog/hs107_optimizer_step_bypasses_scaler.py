@@ -68,11 +68,9 @@ for x, y in batches:
 
     def _again(self, event: Event, optimizer: str, ledger: Ledger) -> Iterator[Hit]:
         spent = [p for p in ledger.window(optimizer).spent() if p.scaler]
-        if event.scaler:
-            scale = ledger.scale(event.scaler)
-            again = scale.reached(optimizer) if scale.stage(optimizer) == STEPPED else None
-        else:
-            again = spent[-1].stepped if spent else None
+        again = spent[-1].stepped if spent and not event.fact("guarded") else None
+        if event.scaler and ledger.scale(event.scaler).stage(optimizer) == STEPPED:
+            again = ledger.scale(event.scaler).reached(optimizer)
         if again:
             text = "the optimizer has stepped on these gradients already."
             yield Hit(event, (again, "first step"), message=text, scaler=again.scaler)
