@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from halfstep.check.facts import Facts
 from halfstep.check.files import Unreadable, decode, python_files, read_bytes
 from halfstep.check.module import GATE, Module
 from halfstep.check.project import Project
@@ -16,7 +17,9 @@ from halfstep.rules.rule import OrderRule, Rule, SourceRule
 if TYPE_CHECKING:
     from halfstep.records.finding import Finding
 
-_GATE = re.compile(GATE.pattern.encode())
+# What else speaks of low precision; the words of the rules over source text decide further.
+_LOW = r"|float16|\.half\(|cuda\.amp|cpu\.amp|custom_[fb]wd"
+_GATE = re.compile((GATE.pattern + _LOW).encode())
 _IGNORE = re.compile(r"#\s*halfstep:\s*ignore(?:\[([\w\s,]*)\])?")
 
 
@@ -75,11 +78,14 @@ def check_text(
     """
     project = project or Project()
     linted = [rule for rule in rules if "L" in rule.readers]
+    over_text = [rule for rule in linted if issubclass(rule, SourceRule) and rule.concerns(text)]
+    if not over_text and not GATE.search(text):
+        return []
     try:
         module = Module(path, text)
         project.add(module)
         found: dict[tuple[str, str, int], Finding] = {}
-        for finding in chain(_of_source(module, linted), _of_paths(module, project, linted)):
+        for finding in chain(_of_source(module, over_text), _of_paths(module, project, linted)):
             found.setdefault((finding.code, finding.path, finding.line), finding)
     except SyntaxError as error:
         raise Unreadable(f"line {error.lineno}: {error.msg}") from None
@@ -90,18 +96,19 @@ def check_text(
     return [f for f in found.values() if not _is_ignored(f, path, text, project)]
 
 
-def _of_source(module: Module, rules: list[type[Rule]]) -> Iterator[Finding]:
+def _of_source(module: Module, rules: list[type[SourceRule]]) -> Iterator[Finding]:
+    facts = Facts(module) if rules else None
     for rule in rules:
-        if issubclass(rule, SourceRule):
-            for hit in rule().check(module):
-                yield finding_of(rule, hit)
+        assert facts is not None
+        for hit in rule().check(facts):
+            yield finding_of(rule, hit)
 
 
 def _of_paths(module: Module, project: Project, rules: list[type[Rule]]) -> Iterator[Finding]:
     from halfstep.check.read import read  # a file without a training step needs no reader
 
     over_events = [rule for rule in rules if issubclass(rule, OrderRule)]
-    if over_events:
+    if over_events and GATE.search(module.text):
         for events in read(module, project):
             yield from judge(events, over_events)
 
