@@ -164,15 +164,14 @@ class Facts:
     def _autocasts(self) -> list[Autocast]:
         if "autocast" not in self.text:
             return []
-        pairs = [
-            (item.context_expr, node.body)
-            for node in (*self.nodes(ast.With), *self.nodes(ast.AsyncWith))
-            for item in node.items
-        ]
-        for function in (*self.nodes(ast.FunctionDef), *self.nodes(ast.AsyncFunctionDef)):
-            pairs += [(decorator, function.body) for decorator in function.decorator_list]
-        found = (self._context(context, body) for context, body in pairs)
-        return [autocast for autocast in found if autocast]
+        pairs: list[tuple[ast.expr, list[ast.stmt]]] = []
+        for block in (*self.nodes(ast.With), *self.nodes(ast.AsyncWith)):
+            assert isinstance(block, (ast.With, ast.AsyncWith))
+            pairs += [(item.context_expr, block.body) for item in block.items]
+        for function in self.functions():
+            pairs += [(d, function.body) for d in getattr(function, "decorator_list", ())]
+        found = ((context, self._context(context, body)) for context, body in pairs)
+        return [autocast._replace(node=context) for context, autocast in found if autocast]
 
     @functools.cached_property
     def _by_statement(self) -> dict[ast.stmt, Autocast]:
@@ -186,7 +185,7 @@ class Facts:
                 return self._made(node, _TORCH[name], body)
             if last(node) == "partial" and node.args and (self.resolve(node.args[0]) in _TORCH):
                 inner = ast.Call(node.args[0], node.args[1:], node.keywords)
-                return self._made(inner, _TORCH[self.resolve(node.args[0]) or ""], body, node)
+                return self._made(inner, _TORCH[self.resolve(node.args[0]) or ""], body)
             if depth and (found := self._behind(node.func, body, depth)):
                 return found
             if "autocast" in name.lower():  # a framework's, or one of the project
@@ -206,13 +205,7 @@ class Facts:
         found = next((choice for choice in choices if choice), None)
         return found._replace(enabled=None) if found and len(values) > 1 else found
 
-    def _made(
-        self,
-        call: ast.Call,
-        device: str | None,
-        body: list[ast.stmt],
-        shown: ast.expr | None = None,
-    ) -> Autocast:
+    def _made(self, call: ast.Call, device: str | None, body: list[ast.stmt]) -> Autocast:
         first = 1 if device is None else 0
         given = argument(call, 0, "device_type") if device is None else None
         devices = self._devices(given) if given is not None else frozenset([device or UNKNOWN])
@@ -222,7 +215,7 @@ class Facts:
         dtypes = _default(devices)
         if dtype is not None and not is_none(dtype):
             dtypes = self._evaluator.dtypes(dtype)
-        return Autocast(shown or call, devices, dtypes, *self._flag(enabled), body)
+        return Autocast(call, devices, dtypes, *self._flag(enabled), body)
 
 
 def is_none(node: ast.expr) -> bool:

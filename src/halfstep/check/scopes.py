@@ -56,8 +56,9 @@ class Scopes:
 
     def functions(self) -> list[FunctionNode | ast.Module]:
         """All functions, and the file itself."""
-        functions = [*self.nodes(ast.FunctionDef), *self.nodes(ast.AsyncFunctionDef)]
-        return [self._tree, *functions]
+        plain, coroutines = self.nodes(ast.FunctionDef), self.nodes(ast.AsyncFunctionDef)
+        found: list[FunctionNode | ast.Module] = [self._tree]
+        return found + list(plain) + list(coroutines)
 
     def assigned(self, name: str, where: ast.AST) -> list[ast.expr]:
         """What `name` is set to in the innermost scope around `where` that sets it."""

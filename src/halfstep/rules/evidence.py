@@ -7,7 +7,6 @@ import re
 
 from halfstep.rules.source import LOW, Source
 
-
 _BENCHMARK = re.compile(r"(^|_)(bench|benchmark|profile|profiler|speed|timing)(_|s?\.|s_)")
 
 

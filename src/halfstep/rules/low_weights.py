@@ -10,7 +10,19 @@ from halfstep.rules.source import LOW, Source
 from halfstep.rules.syntax import argument, dotted, inside, last, receiver
 
 # Optimizers that keep FP32 copies, or adapters that stay in FP32 beside a model that does not.
-_KEEPS_COPIES = ("lora", "peft", "master", "deepspeed", "apex", "FP16_Optimizer", "kahan", "fp32_")
+_KEEPS_COPIES = (
+    "lora",
+    "peft",
+    "master",
+    "deepspeed",
+    "apex",
+    "fp16_optimizer",
+    "fp16optimizer",
+    "kahan",
+    "fp32_",
+)
+
+_RETURN_THEMSELVES = frozenset(["to", "cuda", "cpu", "train", "eval", "apply"])
 
 
 class LowWeights(NamedTuple):
@@ -70,6 +82,8 @@ def _casts(source: Source) -> Iterator[tuple[ast.Call, frozenset[str], str]]:
     for node in source.nodes(ast.Call):
         if dtypes := cast_to(source, node):
             owner = receiver(node)
+            while isinstance(owner, ast.Call) and last(owner) in _RETURN_THEMSELVES:
+                owner = receiver(owner)
             name = dotted(owner) if owner is not None else ""
             if name:
                 yield node, dtypes, name

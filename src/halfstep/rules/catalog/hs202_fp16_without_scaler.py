@@ -9,7 +9,7 @@ from halfstep.rules.evidence import is_benchmark
 from halfstep.rules.examples import SETUP
 from halfstep.rules.rule import Hit, SourceRule
 from halfstep.rules.source import Autocast, Source
-from halfstep.rules.syntax import calls_in, dotted, inside, last, reads, receiver, targets
+from halfstep.rules.syntax import body_of, calls_in, dotted, inside, last, reads, receiver, targets
 
 # Whoever of these is at work may scale the loss where this file does not show it.
 _OTHERS = ("scaler", "scale_loss", "accelerat", "deepspeed", "fabric", "lightning", "apex")
@@ -65,13 +65,7 @@ for x, y in batches:
 def _backwards(source: Source, autocast: Autocast) -> Iterator[Hit]:
     """Backward calls on what the autocast computes."""
     function = source.function(autocast.node)
-    losses = {
-        target.id
-        for node in inside(autocast.body)
-        if isinstance(node, ast.Assign) and any(calls_in(node.value))
-        for target in targets(node)
-        if isinstance(target, ast.Name)
-    }
+    losses = _made_from(source, autocast)
     returns = any(isinstance(node, ast.Return) and node.value for node in inside(autocast.body))
     maker = function.name if returns and not isinstance(function, ast.Module) else ""
     for call in source.nodes(ast.Call):
@@ -83,6 +77,25 @@ def _backwards(source: Source, autocast: Autocast) -> Iterator[Hit]:
             maker and _comes_from(source, loss, maker)
         ):
             yield Hit(source.place(call), (source.place(autocast.node), "FP16 autocast"))
+
+
+def _made_from(source: Source, autocast: Autocast) -> set[str]:
+    """Variables that the autocast computes, and what is computed from them afterwards."""
+    made = {
+        target.id
+        for node in inside(autocast.body)
+        if isinstance(node, ast.Assign) and any(calls_in(node.value))
+        for target in targets(node)
+        if isinstance(target, ast.Name)
+    }
+    for node in inside(body_of(source.function(autocast.node))):
+        if not isinstance(node, ast.Assign) or node.lineno <= autocast.node.lineno:
+            continue
+        if any(word in ast.unparse(node.value) for word in (".detach(", ".item(", ".data")):
+            continue
+        if not source.is_inference(node) and any(reads(node.value, name) for name in made):
+            made |= {target.id for target in targets(node) if isinstance(target, ast.Name)}
+    return made
 
 
 def _comes_from(source: Source, loss: ast.expr, maker: str) -> bool:
