@@ -97,8 +97,12 @@ class Facts:
         if not name or isinstance(node, ast.Call):
             return False
         values = self.assigned(dotted(node), node)
-        return self._module.kind_of(name) == "scaler" or any(
-            isinstance(value, ast.Call) and last(value) in _SCALERS for value in values
+        if any(isinstance(value, ast.Call) and last(value) in _SCALERS for value in values):
+            return True
+        # a scaler of features has none of these
+        used = ("step", "update", "unscale_")
+        return self._module.kind_of(name) == "scaler" and any(
+            self._module.calls_anywhere(name.lower(), method) for method in used
         )
 
     def has_scaler(self) -> bool:  # noqa: D102

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfstep.rules.evidence import casts_up, has_low, in_island
+from halfstep.rules.evidence import has_low, in_island
 from halfstep.rules.examples import SETUP
 from halfstep.rules.rule import Hit, SourceRule
 from halfstep.rules.source import FunctionNode, Source
-from halfstep.rules.syntax import body_of, calls_in, inside, last, receiver
+from halfstep.rules.syntax import body_of, calls_in, dotted, inside, last, receiver
 
 _REST = """\
     scaler.scale(loss).backward()
@@ -25,6 +25,7 @@ for x, _ in batches:
 """
 _SOFTMAX = frozenset(["torch.softmax", "torch.nn.functional.softmax"])
 _NO_MAXIMUM = "exp overflows FP16 above 11; a softmax has to subtract the maximum before it."
+_WIDE = (".float(", ".double(", "float32", "float64")
 _DIFFERENCE = (
     "the mean of squares minus the square of the mean loses all digits where the mean is large."
 )
@@ -73,8 +74,7 @@ def _mistake(source: Source, function: FunctionNode | ast.Module, node: ast.AST)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return _NO_MAXIMUM if _is_bare_softmax(source, function, node) else None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-        known = _is_variance(source, node) and not casts_up(body_of(function))
-        return _DIFFERENCE if known else None
+        return _DIFFERENCE if _is_variance(source, node) else None
     return None
 
 
@@ -105,14 +105,14 @@ def _is_bare_softmax(source: Source, function: FunctionNode | ast.Module, node: 
     sums = [c for c in calls_in([node.right]) if last(c) == "sum"]
     if not sums or not isinstance(given, (ast.Name, ast.Attribute)):
         return False
-    summed = sums[0].args[0] if dotted_torch(source, sums[0]) else receiver(sums[0])
+    summed = sums[0].args[0] if _takes_it_first(source, sums[0]) else receiver(sums[0])
     if summed is None or ast.dump(_through(source, summed)) != ast.dump(top):
         return False
     text = "\n".join(ast.unparse(statement) for statement in body_of(function))
     return not any(word in text for word in ("max", "clamp", "logsumexp", "clip", "normalize"))
 
 
-def dotted_torch(source: Source, call: ast.Call) -> bool:
+def _takes_it_first(source: Source, call: ast.Call) -> bool:
     """Whether the call is ``torch.sum(x)`` rather than ``x.sum()``."""
     return (source.resolve(call.func) or "").startswith("torch.") and bool(call.args)
 
@@ -132,13 +132,16 @@ def _is_variance(source: Source, node: ast.BinOp) -> bool:
     if squared is None or base is None:
         return False
     mean, inner = _mean_of(source, _through(source, base)), _square_of(squared)
-    return mean is not None and inner is not None and ast.dump(mean) == ast.dump(inner)
+    if mean is None or inner is None or ast.dump(mean) != ast.dump(inner):
+        return False
+    made = source.assigned(dotted(mean), mean) if dotted(mean) else []
+    return not any(word in ast.unparse(n) for n in [mean, *made] for word in _WIDE)
 
 
 def _mean_of(source: Source, node: ast.expr) -> ast.expr | None:
     if not isinstance(node, ast.Call) or last(node) != "mean":
         return None
-    return node.args[0] if dotted_torch(source, node) else receiver(node)
+    return node.args[0] if _takes_it_first(source, node) else receiver(node)
 
 
 def _square_of(node: ast.expr) -> ast.expr | None:
