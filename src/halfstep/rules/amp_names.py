@@ -135,7 +135,7 @@ def _is_old_alias(alias: ast.alias) -> bool:
 
 
 def is_annotation(source: Source, node: ast.AST) -> bool:
-    """Whether `node` only names a type: in an annotation, in `isinstance`, as a base."""
+    """Whether `node` only names a type: in an annotation or in `isinstance`."""
     inner = node
     for parent in source.parents(node):
         if isinstance(parent, (ast.arg, ast.AnnAssign)) and inner is parent.annotation:
@@ -145,6 +145,6 @@ def is_annotation(source: Source, node: ast.AST) -> bool:
         if isinstance(parent, ast.Call) and inner in parent.args:
             return dotted(parent.func) in ("isinstance", "issubclass")
         if isinstance(parent, ast.stmt):
-            return isinstance(parent, ast.ClassDef)
+            return False
         inner = parent
     return False

@@ -9,10 +9,13 @@ from halfstep.rules.amp_names import Use, Uses, is_annotation
 from halfstep.rules.events import Place
 from halfstep.rules.rule import Edit
 from halfstep.rules.source import Source
-from halfstep.rules.syntax import dotted
+from halfstep.rules.syntax import argument, dotted
 
 # Positions of the old autocast's arguments, which the new one takes in another order.
 _ARGUMENTS = ("enabled", "dtype", "cache_enabled")
+_IMPORTS_TORCH = re.compile(r"^import torch( *#.*)?$", re.MULTILINE)
+# From the end of the name: closing parentheses around it, then the opening one and all blanks.
+_LINE_AND_PARENTHESIS = re.compile(rb"[\s)\\]*\((?:\s*(?=[^\s#)]))?")
 # Where one of these is said, the new default is not surely FP16: it is that of the context around.
 _OTHER_DEFAULT = ("bfloat16", "set_autocast")
 
@@ -24,7 +27,8 @@ def edits_of(source: Source, uses: Uses, use: Use) -> tuple[Edit, ...]:
     that each finding carries the edits of them all.
     """
     if not _is_imported(source, use):
-        return tuple(_of_use(source, use, inside_name=True) or ())
+        whole = not _is_tested(source, uses, use)
+        return tuple((whole and _of_use(source, use, inside_name=True)) or ())
     group = [other for other in uses.all() if _is_imported(source, other)]
     parts = [_of_import(source, node) for node in uses.imports()]
     parts += [_of_use(source, other, inside_name=False) for other in group]
@@ -34,9 +38,16 @@ def edits_of(source: Source, uses: Uses, use: Use) -> tuple[Edit, ...]:
 
 
 def _is_imported(source: Source, use: Use) -> bool:
-    """Whether `use` is written by a name that an import of the old module binds."""
-    return not re.fullmatch(r"\w+\.(cuda|cpu)\.amp\.\w+", dotted(use.node)) or (
-        source.resolve(_first(use.node)) != "torch"
+    """Whether `use` is written by a name that an import binds, rather than from torch down."""
+    return source.resolve(_first(use.node)) != "torch"
+
+
+def _is_tested(source: Source, uses: Uses, use: Use) -> bool:
+    """Whether the old class is asked for elsewhere, which an object of the new one is not."""
+    return any(
+        other.call is None and other.last == use.last and is_annotation(source, other.node)
+        for other in uses.all()
+        if not _is_imported(source, other)
     )
 
 
@@ -51,10 +62,12 @@ def _is_only_that(source: Source, uses: Uses, group: list[Use]) -> bool:
     names = {alias.asname or alias.name for node in uses.imports() for alias in node.names}
     known = {id(_first(use.node)) for use in group}
     loads = [n for n in source.nodes(ast.Name) if n.id in names]
+    exported = "__all__" in source.text or source.path.endswith("__init__.py")
     return (
-        all(len(uses.bindings(name)) == 1 for name in names)
+        not exported
+        and all(dotted(_first(use.node)) in names for use in group)
+        and all(len(uses.bindings(name)) == 1 for name in names)
         and all(id(node) in known for node in loads)
-        and bool(group)
     )
 
 
@@ -119,55 +132,62 @@ def _of_custom(source: Source, use: Use) -> list[Edit] | None:
 def _of_call(source: Source, use: Use, call: ast.Call) -> list[Edit] | None:
     if any(isinstance(a, ast.Starred) for a in call.args):
         return None
-    edits = [_opening(source, use, call, f'"{use.device}"')]
+    given = f'"{use.device}"'
     if use.last == "GradScaler":
-        return edits
-    named = {keyword.arg for keyword in call.keywords}
-    for name, node in zip(_ARGUMENTS, call.args, strict=False):
-        start = source.place(node)
-        edits.append(Edit(start._replace(end_line=start.line, end_column=start.column), f"{name}="))
-        named.add(name)
+        return [_opening(source, use, call, given)]
+    named = {keyword.arg for keyword in call.keywords} | {*_ARGUMENTS[: len(call.args)]}
     if len(call.args) > len(_ARGUMENTS) or None in named:
         return None
-    return _with_default(source, use, call, named, edits)
-
-
-def _with_default(
-    source: Source, use: Use, call: ast.Call, named: set[str | None], edits: list[Edit]
-) -> list[Edit] | None:
-    """The old default dtype written out, where the new one might be another."""
-    off = any(
-        keyword.arg == "enabled"
-        and isinstance(keyword.value, ast.Constant)
-        and keyword.value.value is False
-        for keyword in call.keywords
-    ) or (bool(call.args) and isinstance(call.args[0], ast.Constant) and not call.args[0].value)
-    if "dtype" in named or off or not any(word in source.text for word in _OTHER_DEFAULT):
-        return edits
-    torch = _text(source, _first(use.node)) if "." in dotted(use.node) else "torch"
-    resolved = source.resolve(ast.Name(torch, ast.Load()))
-    if resolved != "torch" or (torch == "torch" and "import torch\n" not in source.text):
+    dtype = _default(source, use, call, named)
+    if dtype is None:
         return None
-    default = "float16" if use.device == "cuda" else "bfloat16"
-    given = f'"{use.device}", dtype={torch}.{default}'
-    return [_opening(source, use, call, given), *edits[1:]]
+    names = list(zip(_ARGUMENTS, call.args, strict=False))
+    first = f"{names[0][0]}=" if names else ""
+    edits = [_opening(source, use, call, given + dtype, first)]
+    for name, node in names[1:]:
+        start = source.place(node)
+        if not _follows_a_comma(source.text, start):
+            return None
+        edits.append(Edit(start._replace(end_line=start.line, end_column=start.column), f"{name}="))
+    return edits
 
 
-def _opening(source: Source, use: Use, call: ast.Call, given: str) -> Edit:
-    """`given` as the first argument of `call`."""
+def _follows_a_comma(text: str, place: Place) -> bool:
+    """Whether an argument begins where its node does, which parentheses around it prevent."""
+    before = text.splitlines()[: place.line]
+    before[-1] = before[-1].encode()[: place.column - 1].decode()
+    return "".join(before).rstrip().endswith(",")
+
+
+def _default(source: Source, use: Use, call: ast.Call, named: set[str | None]) -> str | None:
+    """The old default dtype written out, where the new one might be another.
+
+    ``None`` where that is needed and torch has no name here to write it with.
+    """
+    given = call.args[0] if call.args else argument(call, None, "enabled")
+    off = isinstance(given, ast.Constant) and given.value is False
+    if "dtype" in named or off or not any(word in source.text for word in _OTHER_DEFAULT):
+        return ""
+    dtype = "float16" if use.device == "cuda" else "bfloat16"
+    return f", dtype=torch.{dtype}" if _IMPORTS_TORCH.search(source.text) else None
+
+
+def _opening(source: Source, use: Use, call: ast.Call, given: str, then: str = "") -> Edit:
+    """`given` as the first argument of `call`, and `then` in front of what was the first."""
     name = source.place(use.node)
     comma = ", " if call.args or call.keywords else ""
-    line, column = _parenthesis(source.text, name.end_line, name.end_column)
-    return Edit(Place(name.path, line, column, line, column), given + comma)
+    line, column = _first_argument(source.text, name.end_line, name.end_column)
+    return Edit(Place(name.path, line, column, line, column), given + comma + then)
 
 
-def _parenthesis(text: str, line: int, column: int) -> tuple[int, int]:
-    """The place just inside of the call's parenthesis; nothing but blanks stands before it."""
-    lines = text.splitlines()
-    column_now = column - 1
-    while "(" not in lines[line - 1].encode()[column_now:].decode():
-        line, column_now = line + 1, 0
-    return line, lines[line - 1].encode().index(b"(", column_now) + 2
+def _first_argument(text: str, line: int, column: int) -> tuple[int, int]:
+    """The place of the first argument of a call whose name ends at the given one."""
+    lines = [row.encode() for row in text.splitlines()]
+    start = _LINE_AND_PARENTHESIS.match(b"\n".join(lines[line - 1 :])[column - 1 :])
+    assert start is not None  # it is a call
+    passed = start.group()
+    down = passed.count(b"\n")
+    return line + down, (len(passed) - passed.rfind(b"\n")) if down else column + len(passed)
 
 
 def _after(place: Place) -> Place:

@@ -107,7 +107,7 @@ class SourceRule(Rule):
     """
 
     readers: ClassVar[str] = "L"
-    words: ClassVar[tuple[tuple[str, ...], ...]]
+    words: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @classmethod
     def concerns(cls, text: str) -> bool:
