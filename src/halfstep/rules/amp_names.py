@@ -77,8 +77,12 @@ class Uses:
         tests = [p.test for p in around if isinstance(p, (ast.If, ast.IfExp))]
         if any(_BY_VERSION.search(ast.unparse(test)) for test in tests):
             return True
-        choices = (ast.Try, ast.If, ast.IfExp, ast.FunctionDef)
-        return any(self._names_new(p, use.last) for p in around if isinstance(p, choices))
+        choices = [p for p in around if isinstance(p, (ast.Try, ast.If, ast.IfExp))]
+        function = self._source.function(use.node)
+        if not isinstance(function, ast.Module):  # an early return, by version
+            tests_of = (n for n in ast.walk(function) if isinstance(n, ast.If))
+            choices += [n for n in tests_of if _BY_VERSION.search(ast.unparse(n.test))]
+        return any(self._names_new(p, use.last) for p in choices)
 
     def _names_new(self, node: ast.AST, last: str) -> bool:
         return any(

@@ -11,6 +11,9 @@ from halfstep.rules.rule import Hit, SourceRule
 from halfstep.rules.source import Source
 from halfstep.rules.syntax import last, number, receiver
 
+_START = SETUP.replace(", init_scale=1024.0", "").replace(
+    "torch.randn(8, 4), torch.randn(8, 1)", "torch.randn(64, 4), 2 + torch.randn(64, 1)"
+)
 _LOOP = """\
 for x, y in batches:
     loss = nn.functional.mse_loss(model(x), y).half(){shape}
@@ -34,8 +37,8 @@ class OneElementFp16Loss(SourceRule):
     words = ((".scale(",), (".half(", "float16"))
     message = "this loss is FP16 and has one element: times the scale it is infinite."
     remedy = "call .float() on the loss, or leave it without dimensions."
-    bad = SETUP + _LOOP.format(shape=".reshape(1)", mark="  # <- HS212")
-    good = SETUP + _LOOP.format(shape="", mark="")
+    bad = _START + _LOOP.format(shape=".reshape(1)", mark="  # <- HS212")
+    good = _START + _LOOP.format(shape="", mark="")
 
     def check(self, source: Source) -> Iterator[Hit]:
         for node in source.nodes(ast.Call):
