@@ -29,13 +29,14 @@ class OneElementFp16Loss(SourceRule):
 
     What: a loss of shape (1,) in FP16 given to `scaler.scale`. Why: a loss without dimensions is
     promoted to FP32 by the multiplication, one of one element stays FP16, where everything above
-    65504 is infinite: with the usual scale each step is skipped. Live, the scaled loss is seen to
-    be FP16. Source: torch, "Type promotion"; ``torch/amp/grad_scaler.py``, `scale`.
+    65504 is infinite, the usual scale of 65536 itself among it: such steps are skipped, and the
+    scale never stays above 32768. Live, the scaled loss is seen to be FP16. Source: torch, "Type
+    promotion"; ``torch/amp/grad_scaler.py``, `scale`.
     """
 
     readers = "LG"
     words = ((".scale(",), (".half(", "float16"))
-    message = "this loss is FP16 and has one element: times the scale it is infinite."
+    message = "this loss is FP16 and has one element: times the scale it overflows."
     remedy = "call .float() on the loss, or leave it without dimensions."
     bad = _START + _LOOP.format(shape=".reshape(1)", mark="  # <- HS212")
     good = _START + _LOOP.format(shape="", mark="")
