@@ -50,6 +50,17 @@ def step(loss, scaler: torch.cuda.amp.GradScaler | None = None) -> torch.cuda.am
     assert isinstance(scaler, torch.cuda.amp.GradScaler)
     return scaler
 """,
+    "tables and comparisons": """\
+import torch
+
+CONTEXTS = [torch.amp.autocast, torch.cuda.amp.autocast, torch.cpu.amp.autocast]
+
+
+def device_of(context):
+    if context is torch.cuda.amp.autocast:
+        return "cuda"
+    return "cpu" if context in (torch.cpu.amp.autocast, torch.autocast) else None
+""",
     "a module that is not torch's": """\
 from apex import amp
 from mylib.cuda.amp import autocast

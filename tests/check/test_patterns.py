@@ -211,6 +211,31 @@ def train_one_epoch(model, criterion, optimizer, data_loader, scaler=None):
             loss.backward()
             optimizer.step()
 """,
+    "HS213 in one branch of a flag": """\
+import time
+
+import torch
+
+
+def train_one_epoch(model, criterion, optimizer, batches, device, args, meters, scaler=None):
+    model.train()
+    for image, target in meters.log_every(batches, args.print_freq):
+        start = time.time()
+        image, target = image.to(device), target.to(device)
+        output = model(image)  # <- HS213
+        optimizer.zero_grad()
+        if args.amp:
+            with torch.amp.autocast("cuda"):
+                loss = criterion(output, target)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss = criterion(output, target)
+            loss.backward()
+            optimizer.step()
+        meters.update(loss=loss.item(), rate=len(image) / (time.time() - start))
+""",
     "HS214 a criterion of torch": SCALER
     + _AUTOCAST
     + """\

@@ -112,9 +112,10 @@ def test_hs211_the_weights_never_move_in_bf16_and_do_in_fp32() -> None:
     assert (good != start)[large].all()
 
 
-def test_hs212_the_usual_scale_skips_with_one_element_and_not_without_dimensions() -> None:
-    assert run("HS212", "bad")["scaler"].get_scale() == 32768
-    assert run("HS212", "good")["scaler"].get_scale() == 65536
+def test_hs212_the_scaled_loss_is_infinite_with_one_element_and_not_without_dimensions() -> None:
+    for example, infinite in (("bad", True), ("good", False)):
+        names = run("HS212", example)
+        assert names["scaler"].scale(names["loss"]).isinf().all() == infinite
 
 
 def test_hs213_the_output_is_fp32_outside_of_autocast() -> None:

@@ -139,9 +139,11 @@ def _is_old_alias(alias: ast.alias) -> bool:
 
 
 def is_annotation(source: Source, node: ast.AST) -> bool:
-    """Whether `node` only names a type: in an annotation or in `isinstance`."""
+    """Whether `node` only names a type: in an annotation, in `isinstance`, in a comparison."""
     inner = node
     for parent in source.parents(node):
+        if isinstance(parent, (ast.Compare, ast.List, ast.Set, ast.Dict)):
+            return True  # a table of names
         if isinstance(parent, (ast.arg, ast.AnnAssign)) and inner is parent.annotation:
             return True
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
