@@ -59,6 +59,19 @@ for x, y in loader:
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "HS202 on a device that is chosen elsewhere": """\
+import torch
+
+
+def train_one_epoch(model, optimizer, loader, device):
+    for x, y in loader:
+        with torch.autocast(device_type=device.type):
+            losses = torch.nn.functional.l1_loss(model(x), y, reduction="none")
+            loss: torch.Tensor = losses.mean()
+        optimizer.zero_grad()
+        loss.backward()  # <- HS202
+        optimizer.step()
+""",
     "HS203 scaler and autocast by one flag": HEAD
     + """
 use_amp = bool(loader)

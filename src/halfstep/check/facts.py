@@ -210,12 +210,14 @@ class Facts:
         return found._replace(enabled=None) if found and len(values) > 1 else found
 
     def _made(self, call: ast.Call, device: str | None, body: list[ast.stmt]) -> Autocast:
-        first = 1 if device is None else 0
-        given = argument(call, 0, "device_type") if device is None else None
-        devices = self._devices(given) if given is not None else frozenset([device or UNKNOWN])
+        devices = frozenset([device] if device else [])
+        if device is None and (given := argument(call, 0, "device_type")) is not None:
+            devices = self._devices(given)
+            if UNKNOWN in devices:  # a device that is chosen elsewhere may be CUDA
+                devices |= {"cuda"}
         # torch.autocast(device, dtype, enabled), torch.cuda.amp.autocast(enabled, dtype)
         dtype = argument(call, 1, "dtype")
-        enabled = argument(call, 2 if first else 0, "enabled")
+        enabled = argument(call, 0 if device else 2, "enabled")
         dtypes = _default(devices)
         if dtype is not None and not is_none(dtype):
             dtypes = self._evaluator.dtypes(dtype)

@@ -81,21 +81,24 @@ def _backwards(source: Source, autocast: Autocast) -> Iterator[Hit]:
 
 def _made_from(source: Source, autocast: Autocast) -> set[str]:
     """Variables that the autocast computes, and what is computed from them afterwards."""
-    made = {
-        target.id
-        for node in inside(autocast.body)
-        if isinstance(node, ast.Assign) and any(calls_in(node.value))
-        for target in targets(node)
-        if isinstance(target, ast.Name)
-    }
+    made: set[str] = set()
+    for node in inside(autocast.body):
+        value = _value(node)
+        if value is not None and any(calls_in(value)):
+            made |= {target.id for target in targets(node) if isinstance(target, ast.Name)}
     for node in inside(body_of(source.function(autocast.node))):
-        if not isinstance(node, ast.Assign) or node.lineno <= autocast.node.lineno:
+        value = _value(node)
+        if value is None or value.lineno <= autocast.node.lineno or source.is_inference(node):
             continue
-        if any(word in ast.unparse(node.value) for word in (".detach(", ".item(", ".data")):
+        if any(word in ast.unparse(value) for word in (".detach(", ".item(", ".data")):
             continue
-        if not source.is_inference(node) and any(reads(node.value, name) for name in made):
+        if any(reads(value, name) for name in made):
             made |= {target.id for target in targets(node) if isinstance(target, ast.Name)}
     return made
+
+
+def _value(node: ast.AST) -> ast.expr | None:
+    return node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
 
 
 def _comes_from(source: Source, loss: ast.expr, maker: str) -> bool:
