@@ -91,7 +91,7 @@ def test_repair_keeps_the_declared_encoding() -> None:
 
 def test_repair_inside_a_repair_is_made_too() -> None:
     text = f"import torch\ncontext = torch.cuda.amp.autocast(f({OLD}))\n"
-    assert fix(text) == f'import torch\ncontext = torch.amp.autocast("cuda", f({NEW}))\n'
+    assert fix(text) == f'import torch\ncontext = torch.amp.autocast("cuda", enabled=f({NEW}))\n'
 
 
 def test_silenced_finding_is_not_repaired() -> None:

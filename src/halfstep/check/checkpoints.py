@@ -39,6 +39,8 @@ def held(value: Value, name: str = "") -> Iterator[State]:
     if isinstance(value, State):
         yield value
     elif isinstance(value, Mapping):
+        if "**" in value.items:  # a name that is known when it runs
+            yield State("anything")
         for key, item in value.items.items():
             yield from held(item, key if isinstance(key, str) else "")
     elif isinstance(value, Sequence):

@@ -214,6 +214,8 @@ class Expressions:
         if isinstance(left, Const) and isinstance(right, Const):
             return self._folded(node.op, left.value, right.value)
         for side in (left, right):
+            if isinstance(node.op, ast.BitAnd) and isinstance(side, Const) and side.value is False:
+                return side
             if isinstance(side, Scaled):
                 return Scaled(side.scaler, left.models | right.models)
             if isinstance(side, ScaleRead):

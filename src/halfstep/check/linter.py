@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from halfstep.records.finding import Finding
     from halfstep.rules.rule import Rule
 
-_GATE = re.compile(GATE.pattern.encode() + rb"|halfstep:\s*ignore")
+# What else speaks of low precision; the words of the rules over source text decide further.
+_LOW = r"|float16|\.half\(|cuda\.amp|cpu\.amp|custom_[fb]wd"
+_GATE = re.compile((GATE.pattern + _LOW + r"|halfstep:\s*ignore").encode())
 
 
 def check_paths(

@@ -221,7 +221,8 @@ class Methods:
         if method == "detach":
             return self._machine.unknown(owner.name)
         if method in SAME:
-            self._cast(owner.root, method, call)
+            if owner.root in self._machine.averages or self._has_parameters(owner):
+                self._cast(owner.root, method, call)  # data go through the loss too
             return owner
         return self._unknown_method(owner, method, call)
 
@@ -239,8 +240,9 @@ class Methods:
 
     def _is_model(self, owner: Unknown) -> bool:
         """Whether its parameters are asked for, in an optimizer or anywhere in the file."""
-        if self._machine.no_grad:
-            return False
+        return not self._machine.no_grad and self._has_parameters(owner)
+
+    def _has_parameters(self, owner: Unknown) -> bool:
         if any(of and owner.root in of for of in self._machine.optimizers.values()):
             return True
         module = self._machine.module

@@ -28,6 +28,7 @@ class UnusedIgnore(SourceRule):
     """
 
     severity = "note"
+    words = (("halfstep:",),)
     message = "this comment silences nothing."
     remedy = "delete the comment."
     bad = SETUP + _LOOP.format(comment="  # halfstep: ignore[HS101]  # <- HS304")

@@ -1,0 +1,41 @@
+"""Whether a file is one of low precision at all."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from halfstep.rules.source import LOW, Source
+
+_BENCHMARK = re.compile(r"(^|_)(bench|benchmark|profile|profiler|speed|timing)(_|s?\.|s_)")
+
+
+def has_fp16(source: Source) -> bool:
+    """Whether FP16 may run in the file: autocast that may cast to it, or an enabled scaler."""
+    return source.has_scaler() or any(a.may_be_fp16 for a in source.autocasts())
+
+
+def has_low(source: Source) -> bool:
+    """The same, BF16 included."""
+    return source.has_scaler() or any(
+        a.enabled is not False and a.dtypes & LOW for a in source.autocasts()
+    )
+
+
+def is_benchmark(source: Source) -> bool:
+    """Whether the file only measures, so that nobody keeps the weights."""
+    name = source.path.replace("\\", "/").rsplit("/", 1)[-1]
+    return bool(_BENCHMARK.search(name))
+
+
+def in_island(source: Source, node: ast.AST) -> bool:
+    """Whether autocast is surely off around `node`."""
+    around = source.autocast_around(node)
+    return around is not None and around.enabled is False
+
+
+def casts_up(nodes: list[ast.stmt]) -> bool:
+    """Whether anything in `nodes` is cast, so that its format is somebody's decision."""
+    words = (".float(", ".double(", ".to(", ".type(", "float32", "float64", "autocast", "cast(")
+    text = "\n".join(ast.unparse(node) for node in nodes)
+    return any(word in text for word in words)
