@@ -130,6 +130,63 @@ def test_unscale_of_one_of_two_optimizers_is_left_to_a_person() -> None:
     assert fix(text) == text
 
 
+TRAINER = """\
+import torch
+
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def step(self, loss):
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def save(self, path):
+        torch.save({"optimizer": self.optimizer.state_dict()}, path)
+
+
+def main(model, batches):
+    trainer = Trainer(model)
+    for x in batches:
+        trainer.step(model(x).sum())
+    trainer.save("a.pt")
+
+
+main(torch.nn.Linear(2, 1), [])
+"""
+
+
+def test_attribute_of_the_same_object_is_put_into_the_checkpoint() -> None:
+    assert "HS117" in {f.code for f in check_text("train.py", TRAINER, RULES)}
+    fixed = fix(TRAINER)
+    assert '"scaler": self.scaler.state_dict()}, path)' in fixed
+
+
+def test_name_that_a_helper_does_not_know_is_not_written_into_it() -> None:
+    bad = registry.load("HS117").bad
+    setup, loop = bad.split("\n\n\nfor x, y")
+    save = "torch.save(state, io.BytesIO())  # <- HS117\n"
+    state = re.search(r"state = \{.*\}\n", loop)
+    assert state is not None
+    helper = f"\n\n\ndef save(model, optimizer):\n    {state.group(0)}    {save}"
+    loop = loop.replace(state.group(0), "").replace(save, "    save(model, optimizer)\n")
+    # inside of a function, so that `scaler` is no name of the file
+    body = "".join(f"    {line}\n" if line else "\n" for line in f"for x, y{loop}".splitlines())
+    scaler = next(line for line in setup.splitlines() if line.startswith("scaler = "))
+    text = (
+        setup.replace(scaler + "\n", "")
+        + helper
+        + f"\n\ndef main():\n    {scaler}\n{body}\n\nmain()\n"
+    )
+    assert "HS117" in {f.code for f in check_text("train.py", text, RULES)}
+    assert fix(text) == text
+
+
 def test_schedule_moves_with_its_comment_and_line_ends() -> None:
     bad = registry.load("HS110").bad.replace("\n", "\r\n")
     fixed = fix(bad)

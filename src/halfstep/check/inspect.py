@@ -125,6 +125,6 @@ def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) ->
             if rule.fixes and finding.path == module.path:
                 from halfstep.check.repairs import repair
 
-                edits = hit.edits or repair(finding, module)
+                edits = repair(finding, hit.edits, module)
             end = hit.where.end_line, hit.where.end_column
             yield Raw(finding, end, edits, rule.fixes if edits else None)

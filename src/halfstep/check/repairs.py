@@ -6,9 +6,11 @@ All of them change what training does, which is the point; they are made with ``
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 
 from halfstep.check.module import Module
+from halfstep.check.names_in_scope import is_known_at
 from halfstep.check.statements import Lines, Spot, call_of, spots_of
 from halfstep.records.finding import Finding
 from halfstep.rules.rule import Edit
@@ -16,10 +18,29 @@ from halfstep.rules.rule import Edit
 _Repair = Callable[[Finding, Module], tuple[Edit, ...]]
 
 
-def repair(finding: Finding, module: Module) -> tuple[Edit, ...]:
-    """Edits that put a finding in `module` right; none where that takes a person."""
+_STATE = re.compile(r"([\w.]+)\.state_dict\(\)")
+
+
+def repair(finding: Finding, proposed: tuple[Edit, ...], module: Module) -> tuple[Edit, ...]:
+    """Edits that put a finding in `module` right; none where that takes a person.
+
+    Args:
+        finding: What is wrong.
+        proposed: What its rule would do, if it says so; used only where all of it is in `module`
+            and speaks of names that are known there.
+        module: The file.
+    """
     make = _REPAIRS.get(finding.code)
-    return make(finding, module) if make else ()
+    if make:
+        return make(finding, module)
+    return proposed if all(_is_sound(edit, module) for edit in proposed) else ()
+
+
+def _is_sound(edit: Edit, module: Module) -> bool:
+    if edit.place.path != module.path:
+        return False
+    names = _STATE.findall(edit.text)
+    return all(is_known_at(module, edit.place.line, name) for name in names)
 
 
 def _unscale_before_clip(finding: Finding, module: Module) -> tuple[Edit, ...]:
