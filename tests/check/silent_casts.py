@@ -165,6 +165,22 @@ for x, y in loader:
     loss = criterion(model(x), y)
 """
     + PLAIN,
+    "an exporter of a class": """\
+import torch
+
+
+class Trainer:
+    def __init__(self, model, lr):
+        self.model = model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+
+    def step(self, batch):
+        self.model(batch).loss.backward()
+        self.optimizer.step()
+
+    def finish(self, path):
+        torch.save(self.model.half().state_dict(), path)
+""",
     "a BF16 teacher, never stepped": HEAD
     + """
 teacher = nn.Linear(4, 1).bfloat16().requires_grad_(False)

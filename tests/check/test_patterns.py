@@ -112,6 +112,17 @@ class Trainer:
         with torch.amp.autocast("cuda", dtype=torch.bfloat16):
             return self.adversarial(self.model(x), y)  # <- HS205
 """,
+    "HS205 in a function that is called under autocast": SCALER
+    + """
+def loss_of(output, y):
+    return F.binary_cross_entropy(output.sigmoid(), y)  # <- HS205
+
+
+for x, y in loader:
+    with torch.autocast("cuda"):
+        loss = loss_of(model(x), y)
+"""
+    + STEP,
     "HS206 log of a variable": SCALER
     + _AUTOCAST
     + """\
@@ -197,6 +208,20 @@ for x, y in loader:
     + _LOOP
     + "    loss = criterion(model(x.bfloat16()), y.bfloat16())\n"
     + PLAIN,
+    "HS211 in a class": """\
+import torch
+
+
+class Trainer:
+    def __init__(self, model, lr):
+        self.model = model
+        self.model.to(torch.bfloat16)  # <- HS211
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+
+    def step(self, batch):
+        self.model(batch).loss.backward()
+        self.optimizer.step()
+""",
     "HS212 by a view": SCALER
     + _AUTOCAST
     + """\
@@ -277,6 +302,18 @@ class Trainer:
     + "        loss = criterion(model(x), y)\n"
     + STEP
     + "    bar.set_postfix(scale=scaler.get_scale())  # <- HS301\n",
+    "HS302 two readings": SCALER
+    + """
+import time
+
+t0 = time.perf_counter()
+for _ in range(10):
+    with torch.autocast("cuda"):
+        loss = criterion(model(torch.zeros(8, 4, device="cuda")), torch.zeros(8, 1, device="cuda"))
+    scaler.scale(loss).backward()
+t1 = time.perf_counter()  # <- HS302
+print(t1 - t0)
+""",
     "HS302 one step": SCALER
     + """
 import time

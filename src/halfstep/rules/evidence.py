@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from halfstep.rules.source import LOW, Source
+from halfstep.rules.source import LOW, Autocast, Source
+from halfstep.rules.syntax import calls_in, dotted
 
 _BENCHMARK = re.compile(r"(^|_)(bench|benchmark|profile|profiler|speed|timing)(_|s?\.|s_)")
 
@@ -20,6 +21,16 @@ def has_low(source: Source) -> bool:
     return source.has_scaler() or any(
         a.enabled is not False and a.dtypes & LOW for a in source.autocasts()
     )
+
+
+def callers_autocast(source: Source, node: ast.AST) -> Autocast | None:
+    """The autocast of this file under which the function around `node` is called by its name."""
+    name = getattr(source.function(node), "name", "")
+    for autocast in source.autocasts():
+        for call in calls_in(autocast.body):
+            if name and dotted(call.func) in (name, f"self.{name}"):
+                return autocast
+    return None
 
 
 def is_benchmark(source: Source) -> bool:

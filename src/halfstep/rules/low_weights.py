@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from halfstep.rules.source import LOW, Source
-from halfstep.rules.syntax import argument, dotted, inside, last, receiver
+from halfstep.rules.syntax import argument, body_of, dotted, inside, last, receiver
 
 # Optimizers that keep FP32 copies, or adapters that stay in FP32 beside a model that does not.
 _KEEPS_COPIES = (
@@ -51,16 +51,20 @@ def low_weights(source: Source) -> list[LowWeights]:
     optimizers = list(_optimizers(source))
     found = []
     for cast, dtypes, model in _casts(source) if optimizers else ():
-        scope = source.function(cast)
-        owned = [call for call, name in optimizers if name == model and _same(source, call, scope)]
+        scope = _scope(source, cast, model)
+        owned = [c for c, name in optimizers if name == model and _scope(source, c, model) is scope]
         if owned and not _undone(source, model, scope) and not source.is_inference(cast):
             sure = not any(isinstance(p, (ast.If, ast.IfExp)) for p in source.parents(cast))
             found.append(LowWeights(cast, " or ".join(sorted(dtypes)), model, owned[0], sure))
     return found
 
 
-def _same(source: Source, call: ast.Call, scope: ast.AST) -> bool:
-    return source.function(call) is scope
+def _scope(source: Source, call: ast.Call, model: str) -> ast.AST:
+    """The function of a call; the class, for what an object has from its beginning."""
+    function = source.function(call)
+    if model.startswith("self.") and getattr(function, "name", "") == "__init__":
+        return next(source.parents(function))
+    return function
 
 
 def cast_to(source: Source, call: ast.Call) -> frozenset[str]:
@@ -107,7 +111,8 @@ def _optimizers(source: Source) -> Iterator[tuple[ast.Call, str]]:
 
 def _undone(source: Source, model: str, scope: ast.AST) -> bool:
     """Whether the model is put back to FP32, or is not trained."""
-    for node in inside(getattr(scope, "body", [])):
+    nodes = ast.walk(scope) if isinstance(scope, ast.ClassDef) else inside(body_of(scope))
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if dotted(node.func.value) != model:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfstep.rules.evidence import callers_autocast
 from halfstep.rules.rule import Hit, SourceRule
 from halfstep.rules.source import Source
 from halfstep.rules.syntax import dotted, last
@@ -60,7 +61,7 @@ with torch.autocast(device):
         for node in source.nodes(ast.Call):
             if not _is_bce(source, node):
                 continue
-            autocast = source.autocast_around(node)
+            autocast = source.autocast_around(node) or callers_autocast(source, node)
             if autocast is None or autocast.enabled is False or "cuda" not in autocast.devices:
                 continue
             yield Hit(source.place(node), (source.place(autocast.node), "autocast"))

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from halfstep.rules.evidence import callers_autocast
 from halfstep.rules.examples import SETUP
 from halfstep.rules.rule import Hit, SourceRule
 from halfstep.rules.source import Autocast, Source
@@ -83,7 +84,11 @@ def _is_loss_alone(autocast: Autocast) -> bool:
 
 def _forwards(source: Source, autocast: Autocast, block: ast.With) -> Iterator[Hit]:
     function = source.function(block)
-    if source.is_inference(block) or source.autocast_around(block) or _called_in_one(source, block):
+    if (
+        source.is_inference(block)
+        or source.autocast_around(block)
+        or callers_autocast(source, block)
+    ):
         return
     read = {
         node.id
@@ -101,14 +106,6 @@ def _forwards(source: Source, autocast: Autocast, block: ast.With) -> Iterator[H
             continue
         where = source.place(autocast.node)
         yield Hit(source.place(call), (where, "autocast begins"), model=ast.unparse(call.func))
-
-
-def _called_in_one(source: Source, block: ast.AST) -> bool:
-    """Whether the function around is itself called under autocast in this file."""
-    name = getattr(source.function(block), "name", "")
-    return bool(name) and any(
-        last(call) == name for autocast in source.autocasts() for call in calls_in(autocast.body)
-    )
 
 
 def _is_model(source: Source, function: ast.expr) -> bool:

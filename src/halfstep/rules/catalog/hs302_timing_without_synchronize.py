@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from halfstep.rules.evidence import has_low
 from halfstep.rules.rule import Hit, SourceRule
 from halfstep.rules.source import Source
-from halfstep.rules.syntax import calls_in, inside, last, receiver
+from halfstep.rules.syntax import calls_in, dotted, inside, last, receiver
 
 _CLOCKS = frozenset(["time.time", "time.perf_counter", "time.monotonic"])
 # Calls that only queue work; any other may wait for the device.
@@ -77,13 +77,26 @@ def _pairs(source: Source, block: list[ast.stmt]) -> Iterator[Hit]:
         if not started:
             continue
         for end in range(position + 1, len(block)):
-            if (clock := _difference(source, block[end], started)) is not None:
+            clock = _difference(source, block[end], started) or _second(source, block, end, started)
+            if clock is not None:
                 between = block[position + 1 : end]
                 if _only_queues(source, between) and not source.is_inference(statement):
                     yield Hit(source.place(clock), (source.place(statement), "the clock started"))
                 break
             if _starts(source, block[end]) == started:
                 break
+
+
+def _second(source: Source, block: list[ast.stmt], end: int, started: str) -> ast.AST | None:
+    """The second reading, if its variable less the first is what follows."""
+    name, statement = _starts(source, block[end]), block[end]
+    for later in block[end + 1 :] if name else ():
+        for node in inside(later):
+            if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+                continue
+            if (dotted(node.left), dotted(node.right)) == (name, started):
+                return statement
+    return None
 
 
 def _is_clock(source: Source, node: ast.AST) -> bool:
