@@ -90,3 +90,40 @@ def train(model, optimizer, loaders, dtype=torch.float16):
         optimizer.zero_grad()
 """
     assert codes(tmp_path, train=text) == []
+
+
+def test_two_models_of_the_same_settings_share_nothing(tmp_path: Path) -> None:
+    text = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.layer = nn.Linear(settings.width, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def train(settings, fp16, batches):
+    model = Net(settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled=fp16)
+    for x in batches:
+        with torch.autocast("cuda", dtype=torch.float16, enabled=fp16):
+            loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+settings = make_settings()
+for fp16 in (False, True):
+    train(settings, fp16, [torch.randn(2, 4)])
+"""
+    assert codes(tmp_path, train=text) == []

@@ -83,6 +83,9 @@ class Functions:
 
     def _result(self, function: External, values: list[Value]) -> Value:
         known = function.name.startswith(("torch.", "F.", "nn.", "np.", "math.", "os."))
+        if known and function.last[:1].isupper():
+            # nn.Linear(settings.width, 1): two models of the same settings share no parameters
+            values = [v for v in values if not isinstance(v, Unknown) or v.key == v.root]
         models = NOBODY.union(*(v.models for v in values))
         if not known and function.last not in _HARMLESS:
             models |= NOBODY.union(*(parts_of(v) for v in values))

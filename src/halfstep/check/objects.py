@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING
 
 from halfstep.check.values import (
@@ -19,6 +20,9 @@ from halfstep.check.values import (
 
 if TYPE_CHECKING:
     from halfstep.check.module import Module
+
+
+_NUMBERS = itertools.count()
 
 
 class Scope:
@@ -128,11 +132,17 @@ class Class(Value):
 class Instance(Value):
     """An object of a project's class."""
 
-    __slots__ = ("attributes", "cls")
+    __slots__ = ("attributes", "cls", "number")
 
     def __init__(self, cls: Class) -> None:
         self.cls = cls
         self.attributes: dict[str, Value] = {}
+        self.number = next(_NUMBERS)
+
+    @property
+    def key(self) -> Hashable:
+        """Not its `id`, which another object may get when this one is gone."""
+        return ("instance", self.number)
 
 
 class Parent(Value):
