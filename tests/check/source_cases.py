@@ -163,6 +163,38 @@ for x, y in loader:
     optimizer.step()  # <- HS107
     scaler.update()
 """,
+    "a reference with two steps, and a checkpoint without the scaler": """\
+import torch
+from torch import nn
+from project import build, criterion, loader, save_on_master
+
+
+def train_one_epoch(model, optimizer, args, scaler=None):
+    for image, target in loader:
+        output = model(image)
+        with torch.cuda.amp.autocast(enabled=args.amp):
+            loss = criterion(output, target)
+        optimizer.zero_grad()
+        if args.amp:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+        if args.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # <- HS103
+        optimizer.step()  # <- HS107
+
+
+def main(args):
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.cuda.amp.GradScaler() if args.amp else None
+    for epoch in range(args.epochs):
+        train_one_epoch(model, optimizer, args, scaler)
+        checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        save_on_master(checkpoint, "checkpoint.pth")  # <- HS117
+""",
     "a new scaler per epoch": HEAD
     + """\
 def epoch():

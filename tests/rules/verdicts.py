@@ -9,7 +9,7 @@ from typing import Any
 
 from loops import HELD_OUT, LOOPS
 from programs import Op, Program
-from trial import ENVIRONMENTS, Environment, reference, run
+from trial import ENVIRONMENTS, Environment, Run, reference, run
 
 RAISES, VALUE, CLOCK, SCALE_LAW, INERT, RIGHT = ORDER = (
     *("raises", "value", "clock"),
@@ -19,14 +19,15 @@ RAISES, VALUE, CLOCK, SCALE_LAW, INERT, RIGHT = ORDER = (
 
 def verdict(program: Program) -> str:
     """The first that holds in any environment."""
-    worst = RIGHT
+    worst, runs = RIGHT, dict[Environment, Run]()
     for environment in environments(program):
-        worst = min(worst, _in_one(program, environment), key=ORDER.index)
+        runs[environment] = run(program, environment)
+        worst = min(worst, _in_one(program, environment, runs[environment]), key=ORDER.index)
         if worst == RAISES:
             return worst
-    if worst == RIGHT and not _keeps_scale_law(program):
+    if worst == RIGHT and not _keeps_scale_law(program, runs):
         return SCALE_LAW
-    return INERT if worst == RIGHT and is_inert(program) else worst
+    return INERT if worst == RIGHT and is_inert(program, runs) else worst
 
 
 def environments(program: Program) -> tuple[Environment, ...]:
@@ -39,8 +40,7 @@ def environments(program: Program) -> tuple[Environment, ...]:
     return ENVIRONMENTS[:2] if ("clip both",) in clips and len(clips) > 1 else ENVIRONMENTS
 
 
-def _in_one(program: Program, environment: Environment) -> str:
-    found = run(program, environment)
+def _in_one(program: Program, environment: Environment, found: Run) -> str:
     if found.error is not None:
         if not isinstance(found.error, (RuntimeError, AssertionError)):
             raise found.error
@@ -66,36 +66,32 @@ def _differ(left: Any, right: Any) -> bool:
     return not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in pairs)
 
 
-def _keeps_scale_law(program: Program) -> bool:
+def _keeps_scale_law(program: Program, runs: dict[Environment, Run]) -> bool:
     """Whether scales and growth counters are those of one update per window, without a fault."""
-    return all(
-        _scales(program, environment) == _lawful(program.name, environment)
-        for environment in ENVIRONMENTS[:2]
-    )
+    return all(_scales(runs[e]) == _lawful(program.name, e) for e in ENVIRONMENTS[:2])
 
 
 @functools.cache
 def _lawful(name: str, environment: Environment) -> list[Any]:
     (loop,) = (loop for loop in (*LOOPS, *HELD_OUT) if loop.name == name)
-    return _scales(loop, environment)
+    return _scales(run(loop, environment))
 
 
-def _scales(program: Program, environment: Environment) -> list[Any]:
-    return [snapshot["scales"] for snapshot in run(program, environment).snapshots]
+def _scales(found: Run) -> list[Any]:
+    return [snapshot["scales"] for snapshot in found.snapshots]
 
 
-def is_inert(program: Program) -> bool:
+def is_inert(program: Program, runs: dict[Environment, Run]) -> bool:
     """Whether an event has no effect anywhere, or a gradient reaches no step."""
     if _wastes_a_gradient(program):
         return True
-    before = {e: run(program, e).snapshots for e in environments(program)}
     for i, op in enumerate(program.body):
         if op[0] != "give up":  # a decision, not an event
             measure = program.leaves() and op[0] == "clip"  # the norm is asked for later
             left: tuple[Op, ...] = (("measure", op[1]),) if measure else ()
             body = (*program.body[:i], *left, *program.body[i + 1 :])
             shorter = dataclasses.replace(program, body=body)
-            if all(_same(shorter, e, before[e]) for e in before):
+            if all(_same(shorter, e, found.snapshots) for e, found in runs.items()):
                 return True
     return False
 
