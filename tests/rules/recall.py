@@ -58,7 +58,7 @@ def findings(program: Program, reading: str) -> list[Finding]:
     """What the rules say about a program in one of the `READINGS`."""
     if reading != "running":
         return check_text("program.py", FORMS[reading](program), RULES)
-    sys.modules["faults"] = Harness(program, Environment(fault_call=(2, 0))).module()
+    sys.modules["faults"] = Harness(program, Environment(fault_window=2)).module()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         events, _ = record(flat(program))

@@ -116,7 +116,7 @@ def test_finding_stands_where_one_edit_repairs_the_program(
     wrong = [row for row in judged["one edit"] if row.truth in (RAISES, VALUE)][::5]
     reported = [row for row in wrong if row.found["flat"]]
     astray = [row for row in reported if not can_be_repaired(row)]
-    assert len(astray) <= 0.01 * len(reported)
+    assert len(astray) <= 0.025 * len(reported)
 
 
 def can_be_repaired(row: Judged) -> bool:

@@ -31,6 +31,7 @@ class Environment:
     Attributes:
         fault: Window and slot of a micro-batch that is non-finite at any scale.
         fault_call: Window and number of a loss in it that is non-finite at any scale.
+        fault_window: Window whose losses are all non-finite.
         limit: Scale above which every gradient is non-finite.
         growth_interval: Of the scaler.
         max_norm: Of every clip.
@@ -38,6 +39,7 @@ class Environment:
 
     fault: tuple[int, int] | None = None
     fault_call: tuple[int, int] | None = None
+    fault_window: int | None = None
     limit: float = math.inf
     growth_interval: int = 1000
     max_norm: float = 0.25
@@ -116,7 +118,11 @@ class Harness:
         window, call = self._calls
         self._calls = (tag[0], call + 1 if window == tag[0] else 0)
         environment = self._environment
-        faulty = tag == environment.fault or self._calls == environment.fault_call
+        faulty = (
+            tag == environment.fault
+            or self._calls == environment.fault_call
+            or tag[0] == environment.fault_window
+        )
         return _Faulty.apply(loss, faulty, self._environment.limit, self._log)
 
     def _batches(self) -> Iterator[list[tuple[Any, tuple[int, int]]]]:
