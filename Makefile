@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: run test lint format bench clean
+.PHONY: run test lint format bench docs clean
 
 run: $(STAMP)
 	$(BIN)/halfstep train lm --compare
@@ -22,10 +22,15 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/update.py
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/policy.py
+	$(BIN)/python benchmarks/check.py
+
+docs: $(STAMP)
+	$(BIN)/python scripts/rule_docs.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -44,7 +44,7 @@ def test_folder_is_walked_without_tests_and_environments(folder: Path) -> None:
         (folder / name).write_text(BAD)
     (folder / "env/pyvenv.cfg").touch()
     report = check(".")
-    assert places(report) == [("./src/train.py", LINE, "HS101")]
+    assert places(report) == [("src/train.py", LINE, "HS101")]
     assert report.num_files == 1
 
 
@@ -70,7 +70,7 @@ def test_mistake_in_an_imported_file_is_found_there_once(folder: Path) -> None:
         + "for x, y in batches:\n    train_step(model, optimizer, scaler, loss_of(x, y))\n"
     )
     assert places(check("main.py")) == [("engine.py", 4, "HS101")]
-    assert places(check(".")) == [("./engine.py", 4, "HS101")]
+    assert places(check(".")) == [("engine.py", 4, "HS101")]
 
 
 @pytest.mark.parametrize("comment", ["ignore", "ignore[HS101]", "ignore[HS102, HS101]"])
@@ -81,7 +81,7 @@ def test_comment_silences_its_line(comment: str) -> None:
 
 def test_comment_for_another_rule_silences_nothing() -> None:
     text = BAD.replace("# <- HS101", "# halfstep: ignore[HS102]")
-    assert len(check_text("train.py", text, RULES)) == 1
+    assert [f.code for f in check_text("train.py", text, RULES)] == ["HS101", "HS304"]
 
 
 @pytest.mark.parametrize(

@@ -1,102 +1,92 @@
-"""The reference: a program with its loss scaling erased, in plain float64 without torch.amp."""
+"""The reference: a program with its loss scaling erased, in plain float64 without torch.amp.
+
+`scale` is the identity and `unscale_` does nothing; a clip acts on the true gradients; any step
+applies if and only if its optimizer's accumulated gradient is finite; a held window's gradients
+are dropped at the next backward; schedule and average advance if and only if the update that they
+follow (or that comes next, where they go ahead of it) was applied.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from programs import Op
 
 Vector = tuple[float, ...]
 
 
+@dataclass
 class Erased:
-    """Runs operations; `scale` is the identity and `unscale_` does nothing.
+    """One optimizer, its model (a linear map to one number), schedule and average."""
 
-    Args:
-        weights: Optimizer to the weights of its model, a linear map to one number.
-        max_norm: Of every clip.
-    """
+    weights: Vector
+    gradient: Vector | None = None
+    momentum: Vector | None = None
+    clock: int = 0
+    clocks: tuple[int, ...] = ()  # as each step saw it
+    average: tuple[Vector, int] = ((), 0)
+    applied: bool = True  # what a first look at it would say
+    began: bool = False
+    waiting: bool = False
+    ahead: list[tuple[str, Vector]] = field(default_factory=list)
 
-    def __init__(self, weights: dict[str, Vector], max_norm: float) -> None:
-        self.weights = dict(weights)
-        self.gradients: dict[str, Vector | None] = dict.fromkeys(weights)
-        self.momentum: dict[str, Vector | None] = dict.fromkeys(weights)
-        self.clocks = dict.fromkeys(weights, 0)
-        self.averages: dict[str, tuple[Vector, int]] = {o: (w, 0) for o, w in weights.items()}
-        self._bad = dict.fromkeys(weights, False)
-        self._applied = dict.fromkeys(weights, True)  # what a first look at it would say
-        self._began = dict.fromkeys(weights, False)
-        self._waiting = dict.fromkeys(weights, False)
-        self._ahead: list[tuple[str, str, Vector]] = []
-        self._max_norm = max_norm
+    def zero(self) -> None:
+        self.gradient, self.waiting = None, False
 
-    def run(
-        self, op: Op, batch: Sequence[Vector], finite: bool = True, comes: bool = False
-    ) -> None:
-        """One operation; `comes` says that a step follows before gradients are cleared."""
-        kind, *who = op
-        if kind == "backward":
-            self._backward(who[0], batch[int(who[1])], finite)
-        elif kind in ("zero", "zero if ran"):
-            self._zero(who[0])
-        elif kind in ("clip", "clip both"):
-            self._clip(who or list(self.weights))
-        elif kind in ("step", "direct step"):
-            self._step(who[-1])
-        elif kind.startswith(("schedule", "average")):
-            self._follow(kind.split()[0], who[0], comes)
+    def backward(self, x: Vector, finite: bool) -> None:
+        if not self.waiting and self.gradient and not all(map(math.isfinite, self.gradient)):
+            self.gradient = None  # a held window is dropped
+        output = sum(w * v for w, v in zip(self.weights, x, strict=True)) if finite else math.inf
+        old = self.gradient or (0.0,) * len(x)
+        self.gradient = tuple(g + output * v for g, v in zip(old, x, strict=True))
+        self.waiting = True
 
-    def _zero(self, o: str) -> None:
-        self.gradients[o], self._waiting[o] = None, False
+    def step(self) -> None:
+        if self.gradient is not None:  # else there is nothing to commit and nothing to hold
+            self.applied, self.began = all(map(math.isfinite, self.gradient)), True
+        self.waiting = False
+        if self.applied and self.gradient is not None:
+            self.clocks += (self.clock,)
+            old = self.momentum or (0.0,) * len(self.weights)
+            self.momentum = tuple(0.5 * m + g for m, g in zip(old, self.gradient, strict=True))
+            moved = zip(self.weights, self.momentum, strict=True)
+            self.weights = tuple(w - 0.25 * m for w, m in moved)
+        for kind, weights in self.ahead:
+            self.move(kind, weights)
+        self.ahead = []
 
-    def _backward(self, o: str, x: Vector, finite: bool) -> None:
-        if self.gradients[o] is None:
-            self._bad[o] = False
-        if self._bad[o] and not self._waiting[o]:  # a held window is dropped at the next backward
-            self.gradients[o], self._bad[o] = None, False
-        output = sum(w * v for w, v in zip(self.weights[o], x, strict=True))
-        old = self.gradients[o] or (0.0,) * len(x)
-        self.gradients[o] = tuple(g + output * v for g, v in zip(old, x, strict=True))
-        self._bad[o] |= not finite
-        self._waiting[o] = True
+    def move(self, kind: str, weights: Vector) -> None:
+        if self.applied and kind == "schedule":
+            self.clock += self.began
+        elif self.applied:
+            mean, n = self.average
+            pairs = zip(mean or weights, weights, strict=True)
+            self.average = tuple(m + (w - m) / (n + 1) for m, w in pairs), n + 1
 
-    def _clip(self, optimizers: Sequence[str]) -> None:
-        with_gradients = {o: g for o in optimizers if (g := self.gradients[o]) is not None}
-        norm = math.sqrt(sum(v * v for g in with_gradients.values() for v in g))
-        factor = min(1.0, self._max_norm / (norm + 1e-6))
-        self.gradients.update({o: tuple(v * factor for v in g) for o, g in with_gradients.items()})
 
-    def _step(self, o: str) -> None:
-        gradient = self.gradients[o]
-        self._applied[o], self._waiting[o] = not self._bad[o], False
-        self._began[o] = True
-        if self._applied[o] and gradient is not None:
-            old = self.momentum[o] or (0.0,) * len(gradient)
-            moved = tuple(0.5 * m + g for m, g in zip(old, gradient, strict=True))
-            self.momentum[o] = moved
-            self.weights[o] = tuple(
-                w - 0.25 * m for w, m in zip(self.weights[o], moved, strict=True)
-            )
-        self._settle(o)
+def clip(parts: Sequence[Erased], max_norm: float) -> float:
+    """Clip by the norm of the true gradients; returns it."""
+    parts = [part for part in parts if part.gradient is not None]
+    norm = math.sqrt(sum(v * v for part in parts for v in part.gradient or ()))
+    for part in parts:
+        factor = min(max_norm / (norm + 1e-6), 1.0) if not math.isnan(norm) else math.nan
+        part.gradient = tuple(v * factor for v in part.gradient or ())
+    return norm
 
-    def _settle(self, o: str) -> None:
-        for kind, optimizer, weights in [a for a in self._ahead if a[1] == o]:
-            self._move(kind, optimizer, weights)
-        self._ahead = [a for a in self._ahead if a[1] != o]
 
-    def _follow(self, kind: str, o: str, comes: bool) -> None:
-        if self._waiting[o] and comes:
-            self._ahead.append((kind, o, self.weights[o]))
+def run(parts: dict[str, Erased], op: Op, x: Vector, finite: bool, comes: bool) -> None:
+    """One operation; `comes` says that a step follows before gradients are cleared."""
+    kind, part = op[0].split()[0], parts.get(op[-1])
+    if op[0].endswith("backward"):
+        parts[op[1]].backward(x, finite)
+    elif part is not None and kind == "zero":
+        part.zero()
+    elif part is not None and op[0] in ("step", "direct step"):
+        part.step()
+    elif part is not None and kind in ("schedule", "average"):
+        if part.waiting and comes and not op[0].endswith("if ran"):
+            part.ahead.append((kind, part.weights))
         else:
-            self._move(kind, o, self.weights[o])
-
-    def _move(self, kind: str, o: str, weights: Vector) -> None:
-        if not self._applied[o]:
-            return
-        if kind == "schedule":
-            self.clocks[o] += self._began[o]
-            return
-        mean, n = self.averages[o]
-        moved = tuple(m + (w - m) / (n + 1) for m, w in zip(mean, weights, strict=True))
-        self.averages[o] = (moved, n + 1)
+            part.move(kind, part.weights)

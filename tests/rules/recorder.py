@@ -29,6 +29,7 @@ class Recorder:
         self.events: list[Event] = []
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
         self._nested = 0
+        self._asked = False  # whether anything is finite, since the last backward
         self._kept: list[Any] = []  # an id is a name only while its object lives
         self._optimizers: list[torch.optim.Optimizer] = []
         self._scaled: dict[Any, torch.amp.GradScaler] = {}
@@ -85,6 +86,17 @@ class Recorder:
         yield scaler, "step", self._scaler_step
         yield scaler, "update", self._update
         yield scaler, "get_scale", lambda s: self.emit(e.READ_SCALE, scaler=self.name(s))
+        yield scaler, "load_state_dict", lambda s, _: self.emit(e.LOAD, scaler=self.name(s))
+        yield torch.autocast, "__enter__", self._enter
+        yield torch.autocast, "__exit__", lambda *_: self.emit(e.AUTOCAST_EXIT)
+        yield torch, "isfinite", self._isfinite
+        yield torch, "clear_autocast_cache", lambda: self.emit(e.CACHE_CLEARED)
+        yield torch.nn.Module, "__call__", self._forward
+        yield torch.nn.Module, "half", functools.partial(self._cast, dtype="float16")
+        yield torch.nn.functional, "mse_loss", self._loss
+        yield torch.nn.functional, "cross_entropy", self._loss
+        yield torch.Tensor, "nan_to_num_", self._edit
+        yield torch, "save", self._save
         yield torch.Tensor, "backward", self._backward
         yield torch.nn.utils, "clip_grad_norm_", self._clip("norm")
         yield torch.nn.utils, "clip_grad_value_", self._clip("value")
@@ -111,11 +123,47 @@ class Recorder:
 
         return mark
 
+    def _isfinite(self, value: Any) -> None:
+        self._asked = True
+
+    def _guarded(self) -> dict[str, Any]:
+        return {"guarded": True} if self._asked else {}
+
+    def _enter(self, context: Any) -> None:
+        facts = {"enabled": context._enabled, "cache_enabled": context._cache_enabled}
+        self.emit(e.AUTOCAST_ENTER, facts={**facts, "device": context.device})
+
+    def _forward(self, module: Any, *args: Any, **kwargs: Any) -> None:
+        self.emit(e.FORWARD, optimizers=self._owners({id(p) for p in module.parameters()}))
+
+    def _cast(self, module: Any, dtype: str) -> None:
+        owners = self._owners({id(p) for p in module.parameters()})
+        self.emit(e.CAST, optimizers=owners, facts={"dtype": dtype, "live": bool(owners)})
+
+    def _loss(self, input: Any, target: Any, **kwargs: Any) -> None:
+        ignored = kwargs.get("ignore_index", -100)
+        count = int((target != ignored).sum()) if not target.is_floating_point() else target.numel()
+        self.emit(e.LOSS, facts={"reduction": kwargs.get("reduction", "mean"), "count": count})
+
+    def _edit(self, tensor: Any) -> None:
+        grads = {id(p) for p in self._parameters() if p.grad is tensor}
+        if grads:
+            self.emit(e.EDIT, optimizers=self._owners(grads), facts={"how": "nan"})
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def _save(self, content: Any, *args: Any, **kwargs: Any) -> None:
+        self.emit(e.SAVE, facts={"holds": sorted(set(_kinds(content)))})
+
     def _backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
         nodes = _graph(loss.grad_fn)
         reached = {id(n.variable) for n in nodes if hasattr(n, "variable")}
         scaler = next((self._scaled[n] for n in nodes if n in self._scaled), None)
         name = self.name(scaler) if scaler is not None else None
+        self._asked = False
         self.emit(e.BACKWARD, scaler=name, optimizers=self._owners(reached))
 
     def _owners(self, parameters: set[int]) -> tuple[str, ...]:
@@ -132,8 +180,9 @@ class Recorder:
         return record
 
     def _scaler_step(self, scaler: Any, optimizer: Any, *args: Any) -> Callable[[Any], None]:
-        self._of(e.STEP)(scaler, optimizer)
         name = self.name(optimizer)
+        facts = {**self._guarded(), **({"closure": True} if args else {})}
+        self.emit(e.STEP, scaler=self.name(scaler), optimizers=(name,), facts=facts)
 
         def outcome(_: Any) -> None:
             found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
@@ -155,7 +204,7 @@ class Recorder:
         return record
 
     def _step(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        self.emit(e.STEP, optimizers=(self.name(optimizer),))
+        self.emit(e.STEP, optimizers=(self.name(optimizer),), facts=self._guarded())
 
     def _zero_grad(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self.emit(e.ZERO_GRAD, optimizers=(self.name(optimizer),))
@@ -167,6 +216,18 @@ class Recorder:
     def _ema(self, average: Any, model: Any) -> None:
         owners = self._owners({id(p) for p in model.parameters()})
         self.emit(e.EMA, model=self.name(average), optimizers=owners)
+
+
+def _kinds(content: Any) -> Iterator[str]:
+    """Kinds of state in what is saved, told by the keys that torch gives them."""
+    if isinstance(content, dict):
+        if {"param_groups", "state"} <= content.keys():
+            yield "optimizer"
+        elif {"growth_factor", "scale"} <= content.keys():
+            yield "scaler"
+        else:
+            for value in content.values():
+                yield from _kinds(value)
 
 
 def _graph(root: Any) -> list[Any]:

@@ -1,42 +1,61 @@
 """Generated programs: what the rules say against what the program does.
 
 The truth comes from running each program on stock torch beside the same program with its loss
-scaling erased (`erased`, plain Python). The suite reads every fourth mutant, and all of them
-with ``HALFSTEP_ALL_MUTANTS`` in the environment.
+scaling erased (`erased`, plain Python). ``HALFSTEP_MUTANT_STRIDE=10`` takes every tenth program.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
-from programs import FORMS, Program, correct_loops
-from recall import INERT, READINGS, Table, all_mutants, findings, table
-from trial import CLOCK, ENVIRONMENTS, RAISES, RIGHT, VALUE, run, verdict
+from loops import HELD_OUT, LOOPS
+from mutations import all_mutants, double_mutants, edits_at
+from programs import FORMS, Program, operations_by_line
+from recall import READINGS, Judged, Table, findings, judge_all
+from trial import ENVIRONMENTS, run
+from verdicts import CLOCK, INERT, RAISES, RIGHT, SCALE_LAW, VALUE, verdict
 
-from halfstep.rules import registry
-
-RULES = registry.select()
-STRIDE = 1 if os.environ.get("HALFSTEP_ALL_MUTANTS") else 4
-LOOPS = correct_loops()
-
-
-@pytest.fixture(scope="module")
-def judged() -> list[tuple[Program, str]]:
-    return [(mutant, verdict(mutant)) for mutant in all_mutants()[::STRIDE]]
+STRIDE = int(os.environ.get("HALFSTEP_MUTANT_STRIDE", "1"))
+NUM_DOUBLE = 3000
+NUM_LARGE = 100  # members of a stratum that stands for itself; smaller ones are pooled
+CORRECT = (*LOOPS, *HELD_OUT)
 
 
 @pytest.fixture(scope="module")
-def recall(judged: list[tuple[Program, str]]) -> Table:
-    return table(judged, RULES)
+def judged() -> dict[str, list[Judged]]:
+    """All programs with what is true of them and what is said, judged in one go."""
+    groups = {
+        "one edit": all_mutants(LOOPS)[::STRIDE],
+        "two edits": double_mutants(LOOPS, NUM_DOUBLE // STRIDE),
+        "held out": all_mutants(HELD_OUT)[::STRIDE],
+    }
+    rows = iter(judge_all([program for group in groups.values() for program in group]))
+    return {name: [next(rows) for _ in group] for name, group in groups.items()}
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)
+def shares(rows: list[Judged], *truths: str) -> dict[tuple[str, str, str], float]:
+    """Share of programs judged as demanded per stratum and reading, small strata pooled."""
+    sizes = Counter((row.truth, row.program.edit) for row in rows)
+    total: Counter[tuple[str, str, str]] = Counter()
+    right: Counter[tuple[str, str, str]] = Counter()
+    for row in rows:
+        if row.truth in truths:
+            large = sizes[row.truth, row.program.edit] >= NUM_LARGE // STRIDE
+            edit = row.program.edit if large or " + " not in row.program.edit else "other pairs"
+            for reading in READINGS:
+                total[row.truth, edit, reading] += 1
+                right[row.truth, edit, reading] += row.is_as_demanded(reading)
+    return {key: right[key] / number for key, number in total.items()}
+
+
+@pytest.mark.parametrize("loop", CORRECT, ids=lambda loop: loop.name)
 def test_correct_loop_agrees_with_its_erased_reference(loop: Program) -> None:
     assert verdict(loop) == RIGHT
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)
+@pytest.mark.parametrize("loop", CORRECT, ids=lambda loop: loop.name)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_a_program_do_the_same(loop: Program, form: str) -> None:
     environment = ENVIRONMENTS[3]
@@ -45,37 +64,75 @@ def test_forms_of_a_program_do_the_same(loop: Program, form: str) -> None:
     assert there.snapshots == here.snapshots
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)
+@pytest.mark.parametrize("loop", CORRECT, ids=lambda loop: loop.name)
 @pytest.mark.parametrize("reading", READINGS)
 def test_correct_loop_gives_no_finding(loop: Program, reading: str) -> None:
-    assert findings(loop, reading, RULES) == []
+    assert findings(loop, reading) == []
 
 
-def test_wrong_programs_are_found_in_every_stratum_and_reading(recall: Table) -> None:
-    print(recall)
-    shares = recall.shares(RAISES, VALUE)
-    assert len(shares) >= 5 * len(READINGS)
-    assert {key: share for key, share in shares.items() if share < 0.99} == {}
-
-
-def test_schedules_that_ignore_skips_are_found(recall: Table) -> None:
-    inserted = {k: s for k, s in recall.shares(CLOCK).items() if k[1] == "insert"}
-    assert inserted
-    assert min(inserted.values()) >= 0.99
-
-
-def test_right_programs_give_no_error_and_no_warning(recall: Table) -> None:
-    assert set(recall.shares(RIGHT).values()) == {1.0}
-
-
-@pytest.mark.parametrize("code", ["HS101", "HS104", "HS107"])
-def test_table_without_a_rule_falls_below_the_bar(
-    judged: list[tuple[Program, str]], code: str
+@pytest.mark.parametrize("group", ["one edit", "two edits", "held out"])
+def test_wrong_programs_are_found_in_every_stratum_and_reading(
+    judged: dict[str, list[Judged]], group: str
 ) -> None:
-    wrong = [pair for pair in judged if pair[1] in (RAISES, VALUE)]
-    lame = table(wrong[::3], [rule for rule in RULES if rule.code != code])
+    print(Table.of(judged[group]))
+    found = shares(judged[group], RAISES, VALUE)
+    assert len({key[:2] for key in found}) >= 5
+    assert {key: share for key, share in found.items() if share < 0.99} == {}
+
+
+@pytest.mark.parametrize("group", ["one edit", "two edits", "held out"])
+def test_schedules_and_averages_that_ignore_skips_are_found(
+    judged: dict[str, list[Judged]], group: str
+) -> None:
+    rows = [row for row in judged[group] if row.truth == CLOCK]
+    assert rows
+    for reading in READINGS:
+        missed = [row.program.body for row in rows if not row.is_as_demanded(reading)]
+        assert len(missed) <= 0.01 * len(rows)
+
+
+@pytest.mark.parametrize("group", ["one edit", "held out"])
+def test_right_programs_give_no_error_and_no_warning(
+    judged: dict[str, list[Judged]], group: str
+) -> None:
+    rows = [row for row in judged[group] if row.truth == RIGHT]
+    said = {r: [row.program.body for row in rows if not row.is_as_demanded(r)] for r in READINGS}
+    assert rows
+    assert said == {reading: [] for reading in READINGS}
+
+
+@pytest.mark.parametrize("group", ["one edit", "two edits", "held out"])
+def test_harmless_programs_give_no_error(judged: dict[str, list[Judged]], group: str) -> None:
+    rows = [row for row in judged[group] if row.truth in (SCALE_LAW, INERT, RIGHT)]
+    for reading in READINGS:
+        said = [row.program.body for row in rows if not row.is_as_demanded(reading)]
+        # two edits can drop a window whose scaled gradients were clipped: an error without effect
+        assert len(said) <= 0.035 * len(rows)
+
+
+def test_finding_stands_where_one_edit_repairs_the_program(
+    judged: dict[str, list[Judged]],
+) -> None:
+    wrong = [row for row in judged["one edit"] if row.truth in (RAISES, VALUE)][::5]
+    reported = [row for row in wrong if row.found["flat"]]
+    astray = [row for row in reported if not can_be_repaired(row)]
+    assert len(astray) <= 0.025 * len(reported)
+
+
+def can_be_repaired(row: Judged) -> bool:
+    """Whether an edit at an operation that a finding points at makes the program right."""
+    lines = operations_by_line(row.program)
+    strong = [f for f in row.found["flat"] if f.severity != "note"]
+    changed = [p for f in strong if f.line in lines for p in edits_at(row.program, lines[f.line])]
+    (loop,) = (loop for loop in LOOPS if loop.name == row.program.name)
+    if any(program.body == loop.body for program in changed):
+        return True
+    return any(verdict(program) in (SCALE_LAW, INERT, RIGHT) for program in changed)
+
+
+@pytest.mark.parametrize("code", ["HS101", "HS104", "HS107", "HS127", "HS129"])
+def test_table_without_a_rule_falls_below_the_bar(
+    judged: dict[str, list[Judged]], code: str
+) -> None:
+    lame = Table.of(judged["one edit"], without=code)
     assert min(lame.shares(RAISES, VALUE).values()) < 0.99
-
-
-def test_inert_codes_are_rules() -> None:
-    assert {rule.code for rule in RULES} > INERT

@@ -7,17 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.module import last_name
-from halfstep.check.values import (
-    Const,
-    Instance,
-    Mapping,
-    Optimizer,
-    Scaled,
-    Scaler,
-    Scope,
-    Sequence,
-    Value,
-)
+from halfstep.check.objects import Instance, Scope
+from halfstep.check.values import Const, Mapping, Optimizer, Scaled, Scaler, Sequence, Value
 
 if TYPE_CHECKING:
     from halfstep.check.expressions import Expressions
@@ -80,6 +71,19 @@ class Call:
     def constants(self) -> dict[str, Any]:
         """Arguments by name whose value is a constant."""
         return {n: v.value for n, v in self.named().items() if isinstance(v, Const)}
+
+
+class Given(Call):
+    """A call whose arguments were evaluated before."""
+
+    def __init__(self, node: ast.Call, given: list[Value], named: dict[str, Value]) -> None:
+        self.node = node
+        self._given = given
+        self._named = named
+
+    def count(self) -> int:
+        """Number of arguments."""
+        return len(self.all())
 
 
 def training_objects(value: Value) -> Iterator[Value]:

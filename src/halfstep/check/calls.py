@@ -5,22 +5,19 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from halfstep.check.arguments import Call, is_field, training_objects
+from halfstep.check.arguments import Call, Given, is_field, training_objects
 from halfstep.check.functions import Functions
 from halfstep.check.methods import Methods
+from halfstep.check.objects import Class, Function, Instance, Parent, Scope, parts_of
 from halfstep.check.values import (
     NOBODY,
-    Class,
     External,
-    Function,
     Grad,
-    Instance,
     Models,
     Optimizer,
-    Parent,
+    Partial,
     Scaled,
     Scaler,
-    Scope,
     Unknown,
     Value,
 )
@@ -47,6 +44,10 @@ class Calls:
             return self._parent(scope)
         if isinstance(node.func, ast.Attribute):
             owner = self._expressions.evaluate(node.func.value, scope)
+            if isinstance(owner, Instance) and self._is_inherited(owner, node.func.attr):
+                result = self._methods.of_module(owner, node.func.attr, call)
+                if result is not None:
+                    return result
             if self._methods.knows(owner):
                 result = self._methods.call(owner, node.func.attr, call)
                 return result if result is not None else self._opaque(call, owner)
@@ -58,9 +59,16 @@ class Calls:
             function = self._expressions.evaluate(node.func, scope)
         return self._apply(function, call)
 
+    def _is_inherited(self, owner: Instance, method: str) -> bool:
+        """Whether a module has a method from torch and not from the project."""
+        own = method in owner.attributes or self._expressions.class_member(owner.cls, method)
+        return owner.cls.is_module() and not own
+
     def _apply(self, function: Value, call: Call) -> Value:
         if isinstance(function, Function):
             return self._machine.call(function, call.given(), call.named())
+        if isinstance(function, Partial):
+            return self._partial(function, call)
         if isinstance(function, Class):
             return self._instance(function, call)
         if isinstance(function, External):
@@ -70,11 +78,19 @@ class Calls:
             if member is not None:
                 return self._apply(self._expressions.attribute(function, "__call__"), call)
         if isinstance(function, Instance):
-            return self._forward(frozenset([function.key]), call)
+            return self._forward(parts_of(function), call)
         if isinstance(function, Unknown):
             result = self._methods.of_unknown(function, "__call__", call)
             return result or self._opaque(call, function)
         return self._opaque(call, function)
+
+    def _partial(self, partial: Partial, call: Call) -> Value:
+        given = [*partial.given, *call.given()]
+        named = {**partial.named, **call.named()}
+        if isinstance(partial.function, Function):
+            return self._machine.call(partial.function, given, named)
+        node = ast.copy_location(ast.Call(call.node.func, [], []), call.node)
+        return self._apply(partial.function, Given(node, given, named))
 
     def _parent(self, scope: Scope) -> Value:
         """``super()``: the class that holds the running method, and the instance."""
@@ -103,7 +119,7 @@ class Calls:
         values = call.all()
         if self._machine.no_grad:
             return self._machine.unknown()
-        self._machine.emit(e.FORWARD, call.node)
+        self._machine.emit(e.FORWARD, call.node, facts={"models": models})
         return self._machine.unknown(models=models.union(*(v.models for v in values)))
 
     def _opaque(self, call: Call, owner: Value) -> Value:

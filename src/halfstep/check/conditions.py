@@ -8,16 +8,8 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.module import last_name
-from halfstep.check.values import (
-    NOBODY,
-    Const,
-    Modulo,
-    ScaleRead,
-    Scope,
-    SkipTest,
-    Unknown,
-    Value,
-)
+from halfstep.check.objects import Scope
+from halfstep.check.values import NOBODY, Const, Modulo, ScaleRead, SkipTest, Unknown, Value
 from halfstep.rules import events as e
 
 if TYPE_CHECKING:
@@ -41,6 +33,7 @@ class Conditions:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.asked = 0  # how often the path had to choose
 
     def either(self, node: ast.BoolOp, scope: Scope) -> Value:
         """The value of ``and`` and ``or``."""
@@ -71,7 +64,8 @@ class Conditions:
         reads = [side for side in sides if isinstance(side, ScaleRead)]
         if reads:
             name = type(node.ops[0]).__name__
-            return SkipTest(reads[0].scaler, name, self._machine.num_steps)
+            scales = len(reads) == len(sides) == 2
+            return SkipTest(reads[0].scaler, name, self._machine.num_steps, scales)
         if len(sides) != 2:
             return Unknown(("compare", *(side.key for side in sides)))
         return self._compare_two(node.ops[0], *sides)
@@ -112,7 +106,7 @@ class Conditions:
         value = self._machine.expressions.evaluate(node, scope)
         if isinstance(value, SkipTest) and value.num_steps == self._machine.num_steps:
             self._machine.tests_seen += 1
-            facts = {"operator": value.operator}
+            facts = {"operator": value.operator, "scales": value.scales}
             scaler = value.scaler.id if value.scaler else None
             self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
         if value.truth is not None:
@@ -122,6 +116,7 @@ class Conditions:
     def _ask(self, key: Hashable, main: bool) -> bool:
         if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
             return not self._ask(key[1], not main)
+        self.asked += 1
         return self._machine.path.decide(key, main)
 
 

@@ -26,6 +26,10 @@ class PathEnded(Exception):  # noqa: N818 - the normal end of a path that grew t
     """The path has run long enough; what it did so far counts."""
 
 
+class Raised(Exception):  # noqa: N818 - of the program that is read
+    """A ``raise`` on its way to a handler."""
+
+
 class Silent(Exception):  # noqa: N818 - not an error either
     """A framework does the work on this path: nothing can be said about it."""
 
@@ -90,10 +94,15 @@ def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]
         num_events += sum(event.kind in MATTERS for event in path.events)
         for k in range(len(given), len(path.taken)):
             queue.append((*path.taken[:k], not path.taken[k]))
-        events = tuple((e.kind, e.where, e.scaler, repr(e.facts)) for e in path.events)
+        events = tuple((e.kind, e.where, e.scaler, _shown(e)) for e in path.events)
         if not silent and events not in seen:
             seen.add(events)
             yield path
+
+
+def _shown(event: Event) -> str:
+    """Its facts, without the modules: these are other objects on every path."""
+    return repr([(key, value) for key, value in event.facts.items() if key != "models"])
 
 
 def _is_silent(run: Callable[[Path], None], path: Path) -> bool:

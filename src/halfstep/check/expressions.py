@@ -10,33 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
 from halfstep.check.module import last_name
+from halfstep.check.objects import Class, Function, Instance, Parent, ProjectModule, Scope
 from halfstep.check.values import (
     NOBODY,
     Average,
-    Class,
     Const,
     Counted,
     External,
-    Function,
     Grad,
-    Instance,
     Mapping,
     Modulo,
     Optimizer,
     Params,
-    Parent,
-    ProjectModule,
     Repeated,
     Scaled,
     Scaler,
     ScaleRead,
     Schedule,
-    Scope,
     Sequence,
     SkipTest,
+    State,
     Unknown,
     Value,
 )
+from halfstep.rules.events import Place
 
 if TYPE_CHECKING:
     from halfstep.check.machine import Machine
@@ -110,7 +107,7 @@ class Expressions:
         if isinstance(owner, External):
             return External(f"{owner.name}.{name}")
         if isinstance(owner, ProjectModule):
-            return owner.scope.names.get(name) or External(f"?.{name}")
+            return owner.scope.look(name) or External(f"?.{name}")
         if isinstance(owner, Instance):
             return self._member(owner, name)
         if isinstance(owner, Parent):
@@ -122,7 +119,12 @@ class Expressions:
         if isinstance(owner, Optimizer) and name == "param_groups":
             return Sequence([Mapping({"params": Params(owner.params or NOBODY)})])
         if isinstance(owner, Average) and name == "module":
-            return self._machine.unknown(name)
+            self._machine.averages.add(("average", owner.id))
+            return Unknown(("average", owner.id), name)
+        if isinstance(owner, Mapping) and name in owner.items:  # a namespace
+            return owner.items[name]
+        if isinstance(owner, Instance) and name == "__dict__":
+            return Mapping(owner.attributes)
         if isinstance(owner, Unknown):
             root = None if owner.name in _SETTINGS else owner.root
             return self.used_as(Unknown(("of", owner.key, name), name, owner.models, root))
@@ -132,12 +134,17 @@ class Expressions:
         if name in owner.attributes:
             return owner.attributes[name]
         found = self.class_member(owner.cls, name)
+        value: Value
         if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
             decorators = {last_name(d) for d in found.decorator_list}
             me = None if "staticmethod" in decorators else owner
             function = Function(found, self._home(owner.cls, name), me)
-            return self._machine.call(function, [], {}) if "property" in decorators else function
-        value: Value
+            if not decorators & {"property", "cached_property"}:
+                return function
+            value = self._machine.call(function, [], {})
+            if "cached_property" in decorators:
+                owner.attributes[name] = value
+            return value
         if found is not None:
             value = self.evaluate(found, owner.cls.scope)
         else:
@@ -191,7 +198,7 @@ class Expressions:
         if name is None:
             return value
         if isinstance(value, (Scaler, Optimizer, Schedule, Average)):
-            self._machine.names.setdefault(value.id, ast.unparse(target))
+            self._machine.give_name(value.id, ast.unparse(target))
         if isinstance(value, Unknown) and value.name != name:
             fresh = Unknown(value.key, name, value.models, value.root)
             used = self.used_as(fresh)
@@ -207,10 +214,13 @@ class Expressions:
         if isinstance(left, Const) and isinstance(right, Const):
             return self._folded(node.op, left.value, right.value)
         for side in (left, right):
+            if isinstance(node.op, ast.BitAnd) and isinstance(side, Const) and side.value is False:
+                return side
             if isinstance(side, Scaled):
                 return Scaled(side.scaler, left.models | right.models)
             if isinstance(side, ScaleRead):
-                return side
+                turned = isinstance(node.op, ast.Div) and side is right
+                return ScaleRead(side.scaler, side.inverse is not turned)
         if isinstance(node.op, ast.Add) and isinstance(left, (Sequence, Params)):
             return Sequence([left, right])
         return self._machine.unknown(models=left.models | right.models)
@@ -225,7 +235,9 @@ class Expressions:
         value = self.evaluate(node.operand, scope)
         if isinstance(node.op, ast.Not):
             if isinstance(value, SkipTest):
-                return SkipTest(value.scaler, f"not {value.operator}", value.num_steps)
+                return SkipTest(
+                    value.scaler, f"not {value.operator}", value.num_steps, value.scales
+                )
             truth = value.truth
             return Const(not truth) if truth is not None else Unknown(("not", value.key))
         if isinstance(node.op, ast.USub) and isinstance(value, Const):
@@ -238,8 +250,16 @@ class Expressions:
         constant = any(isinstance(n, ast.Constant) for n in (node.body, node.orelse))
         if not (constant or module.relevant(node.body) or module.relevant(node.orelse)):
             return self.evaluate(node.body, scope)
+        asked = self._conditions.asked
         chosen = node.body if self._conditions.holds(node.test, scope) else node.orelse
-        return self.evaluate(chosen, scope)
+        self._machine.chosen += (chose := self._conditions.asked > asked)
+        try:
+            value = self.evaluate(chosen, scope)
+        finally:
+            self._machine.chosen -= chose
+        if chose and isinstance(value, Unknown) and value.name == "no_sync":
+            return self._machine.unknown()
+        return value
 
     # Containers
 
@@ -250,8 +270,17 @@ class Expressions:
         items: dict[Any, Value] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             value = self.evaluate(item, scope)
+            if key is None:
+                items.update(value.items if isinstance(value, Mapping) else {"**": value})
+                continue
+            if isinstance(value, State) and isinstance(item, ast.Call):
+                value.entry = self._place(item)
             items[key.value if isinstance(key, ast.Constant) else id(item)] = value
         return Mapping(items)
+
+    def _place(self, node: ast.expr) -> Place:
+        assert self._machine.module is not None
+        return self._machine.module.place(node)
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Value:
         owner = self.evaluate(node.value, scope)
@@ -281,11 +310,11 @@ class Expressions:
         over = self.evaluate(first.iter, inner)
         results = []
         for item in self.items(over, 1):
-            self._machine.bind(first.target, item, inner)
+            self._machine.binding.bind(first.target, item, inner)
             for more in node.generators[1:]:
                 inside = next(self.items(self.evaluate(more.iter, inner), 1), None)
                 if inside is not None:
-                    self._machine.bind(more.target, inside, inner)
+                    self._machine.binding.bind(more.target, inside, inner)
             results.append(self.evaluate(node.elt, inner))
         if len(results) != 1:
             return Sequence(results)
@@ -294,13 +323,15 @@ class Expressions:
 
     def _named(self, node: ast.NamedExpr, scope: Scope) -> Value:
         value = self.evaluate(node.value, scope)
-        self._machine.bind(node.target, value, scope)
+        self._machine.binding.bind(node.target, value, scope)
         return value
 
     def item(self, value: Value, index: int) -> Value:
         """What the `index`-th name of a tuple on the left gets."""
         if isinstance(value, Sequence) and index < len(value.items):
             return value.items[index]
+        if isinstance(value, Instance) and index < len(value.attributes):  # a named tuple
+            return list(value.attributes.values())[index]
         if isinstance(value, Unknown):
             return Unknown(("at", value.key, repr(index)), "", value.models)
         return self._machine.unknown(models=value.models)

@@ -1,15 +1,19 @@
-"""Which files are checked, and their text."""
+"""Which files are checked, and their bytes."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatch
 from io import BytesIO
 
 from halfstep.records.errors import BadValueError
 
+INCLUDED = ("*.py", "*.ipynb")
+_LARGEST = 8 * 1024 * 1024
 _SKIPPED = frozenset(["__pycache__", "node_modules", "site-packages", "build", "dist", "venv"])
 _TEST = re.compile(r"(^|[\\/])(tests?[\\/]|conftest\.py$|test_[^\\/]*$|[^\\/]*_test\.py$)")
 
@@ -18,47 +22,74 @@ class Unreadable(Exception):  # noqa: N818 - a line of the report
     """A file that cannot be checked; the text says why."""
 
 
-def python_files(paths: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Files, and whether they were named: a folder leaves tests and environments out."""
+def source_files(
+    paths: Iterable[str],
+    include: tuple[str, ...] = INCLUDED,
+    excluded: Callable[[str], bool] = lambda path: False,
+) -> Iterator[tuple[str, bool]]:
+    """Files, each once, and whether they were named: a folder leaves tests and environments out.
+
+    Args:
+        paths: Files and folders; links inside of folders are not followed to other folders.
+        include: Patterns for the names of files in folders.
+        excluded: Which paths inside of folders to leave out.
+    """
+    seen: set[str] = set()
     for path in paths:
+        found: Iterator[tuple[str, bool]]
         if os.path.isdir(path):
-            yield from ((found, False) for found in _inside(path))
-        elif os.path.exists(path):
-            yield path, True
+            found = ((inner, False) for inner in _inside(path, include, excluded))
+        elif os.path.lexists(path):
+            found = iter([(path, True)])
         else:
             raise BadValueError(f"no such file or folder: {path}")
+        for name, named in found:
+            name = os.path.normpath(name)
+            if name not in seen:
+                seen.add(name)
+                yield name, named
 
 
-def _inside(folder: str) -> Iterator[str]:
+def _inside(
+    folder: str, include: tuple[str, ...], excluded: Callable[[str], bool]
+) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            f
-            for f in folders
-            if f not in _SKIPPED
-            and not f.startswith(".")
-            and not os.path.exists(os.path.join(place, f, "pyvenv.cfg"))
-        )
+        folders[:] = sorted(f for f in folders if _is_entered(os.path.join(place, f), excluded))
         for name in sorted(names):
             path = os.path.join(place, name)
-            if name.endswith(".py") and not _TEST.search(os.path.relpath(path, folder)):
+            if not any(fnmatch(name, pattern) for pattern in include):
+                continue
+            if not _TEST.search(os.path.relpath(path, folder)) and not excluded(path):
                 yield path
+
+
+def _is_entered(folder: str, excluded: Callable[[str], bool]) -> bool:
+    name = os.path.basename(folder)
+    if name in _SKIPPED or name.startswith(".") or excluded(folder):
+        return False
+    return not os.path.exists(os.path.join(folder, "pyvenv.cfg"))
 
 
 def read_bytes(path: str) -> bytes:
     """The file as it is."""
     try:
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode) and status.st_size > _LARGEST:
+            raise Unreadable(f"larger than {_LARGEST // 1024 // 1024} MiB")
+        if stat.S_ISFIFO(status.st_mode) and not path.startswith("/dev/"):
+            raise Unreadable("not a file")  # reading would wait for a writer
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from None
+        raise Unreadable((error.strerror or str(error)).lower()) from None
 
 
-def decode(data: bytes) -> str:
-    """Text of a source file, in the encoding that it declares."""
+def decode(data: bytes) -> tuple[str, str]:
+    """Text of a source file and its encoding: the declared one, or UTF-8."""
     if b"\0" in data:
         raise Unreadable("not a text file")
     try:
         encoding, _ = tokenize.detect_encoding(BytesIO(data).readline)
-        return data.decode(encoding)
+        return data.decode(encoding), encoding
     except (SyntaxError, UnicodeDecodeError, LookupError):
         raise Unreadable("not UTF-8, and no other encoding is declared") from None

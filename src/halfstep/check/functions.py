@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from halfstep.check.arguments import Call, has_training_objects
+from halfstep.check.arguments import Call, Given, has_training_objects
+from halfstep.check.checkpoints import save, saves
 from halfstep.check.explore import Silent
 from halfstep.check.methods import FRAMEWORK, SAME, Methods
 from halfstep.check.module import OPTIMIZERS
+from halfstep.check.objects import Function, Instance, parts_of
 from halfstep.check.values import (
     NOBODY,
     Average,
+    Cleaned,
     Const,
     Context,
     Counted,
     External,
+    Grad,
+    Mapping,
     Models,
     Optimizer,
     Params,
+    Partial,
+    Repeated,
     Scaler,
     Schedule,
     Sequence,
     Unknown,
     Value,
-    parts_of,
 )
 from halfstep.rules import events as e
 
@@ -33,8 +39,8 @@ if TYPE_CHECKING:
 # They return their first argument, as far as anything here is concerned.
 _SAME_WORDS = """
     DistributedDataParallel DDP DataParallel compile FullyShardedDataParallel FSDP tqdm trange list
-    tuple iter reversed sorted cycle chain islice set filter deepcopy convert_sync_batchnorm
-    prefetch zip script fully_shard
+    tuple iter reversed sorted cycle chain islice set filter convert_sync_batchnorm
+    prefetch script fully_shard
 """
 _SAME = SAME | frozenset(_SAME_WORDS.split())
 _HARMLESS_WORDS = "print len str int float min max sum abs isinstance hasattr round"
@@ -68,6 +74,8 @@ class Functions:
             return values[0] if len(values) == 1 or last != "chain" else Sequence(values)
         if last in FRAMEWORK:
             raise Silent
+        if saves(function.name, last):
+            save(self._machine, call)
         values = call.all()
         if any(has_training_objects(v) for v in values):
             return None
@@ -75,6 +83,9 @@ class Functions:
 
     def _result(self, function: External, values: list[Value]) -> Value:
         known = function.name.startswith(("torch.", "F.", "nn.", "np.", "math.", "os."))
+        if known and function.last[:1].isupper():
+            # nn.Linear(settings.width, 1): two models of the same settings share no parameters
+            values = [v for v in values if not isinstance(v, Unknown) or v.key == v.root]
         models = NOBODY.union(*(v.models for v in values))
         if not known and function.last not in _HARMLESS:
             models |= NOBODY.union(*(parts_of(v) for v in values))
@@ -92,6 +103,10 @@ class Functions:
 
     _call_ShardedGradScaler = _call_GradScaler  # noqa: N815
 
+    def _call_Parameter(self, call: Call) -> Value:  # noqa: N802 - named after the call
+        call.evaluate_all()
+        return Params(frozenset([("parameter", self._machine.path.fresh())]))
+
     def _call_AveragedModel(self, call: Call) -> Value:  # noqa: N802 - named after the call
         return Average(f"average@{call.node.lineno}", parts_of(call.first()))
 
@@ -106,6 +121,74 @@ class Functions:
 
     def _call_dispatch_clip_grad(self, call: Call) -> Value:
         return self._methods.clip("norm", self._clipped(call), call)
+
+    def _call_clear_autocast_cache(self, call: Call) -> Value:
+        self._machine.emit(e.CACHE_CLEARED, call.node)
+        return self._machine.unknown()
+
+    def _call_nan_to_num(self, call: Call) -> Value:
+        value, out = call.first(), call.named().get("out")
+        if isinstance(out, Grad):
+            self._edit(out, call)
+        return Cleaned(value.of) if isinstance(value, Grad) else value
+
+    def _call_nan_to_num_(self, call: Call) -> Value:
+        value = call.first()
+        if isinstance(value, Grad):
+            self._edit(value, call)
+        return value
+
+    def _edit(self, gradient: Grad, call: Call) -> None:
+        facts = {"how": "nan", "models": gradient.of or None}
+        self._machine.emit(e.EDIT, call.node, facts=facts)
+
+    def _call_deepcopy(self, call: Call) -> Value:
+        value = call.first()
+        return self._machine.unknown() if isinstance(value, (Unknown, Instance)) else value
+
+    def _call_partial(self, call: Call) -> Value:
+        values = call.given()
+        return Partial(values[0], values[1:], call.named()) if values else self._machine.unknown()
+
+    def _call_dict(self, call: Call) -> Value:
+        items: dict[Any, Value] = {}
+        for value in call.given():
+            items.update(value.items if isinstance(value, Mapping) else {"**": value})
+        return Mapping({**items, **call.named()})
+
+    def _call_asdict(self, call: Call) -> Value:
+        value = call.first()
+        return Mapping(value.attributes) if isinstance(value, Instance) else value
+
+    _call_vars = _call_asdict
+
+    def _call_SimpleNamespace(self, call: Call) -> Value:  # noqa: N802 - named after the call
+        return Mapping(dict(call.named()))
+
+    def _call_field(self, call: Call) -> Value:
+        named = call.named()
+        factory = named.get("default_factory")
+        if isinstance(factory, Function):
+            return self._machine.call(factory, [], {})
+        if isinstance(factory, External):
+            return self.call(factory, Given(call.node, [], {})) or self._machine.unknown()
+        return named.get("default", self._machine.unknown())
+
+    def _call_zip(self, call: Call) -> Value:
+        values = call.given()
+        lengths = [len(v.items) for v in values if isinstance(v, Sequence) and v.items]
+        if not lengths:
+            return Repeated(Sequence([self._item(v, 0) for v in values]))
+        rows = range(min(lengths))
+        return Sequence([Sequence([self._item(v, i) for v in values]) for i in rows])
+
+    def _item(self, value: Value, index: int) -> Value:
+        if isinstance(value, Sequence) and value.items:
+            return value.items[index]
+        if isinstance(value, Repeated):
+            return value.item
+        single = isinstance(value, (Params, Grad, Optimizer, Scaler))
+        return value if single else self._machine.unknown(models=value.models)
 
     def _call_enumerate(self, call: Call) -> Value:
         values = call.given()

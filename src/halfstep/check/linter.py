@@ -3,67 +3,84 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from halfstep.check.files import Unreadable, decode, python_files, read_bytes
-from halfstep.check.module import GATE, Module
-from halfstep.check.project import Project
-from halfstep.rules.judge import finding_of, judge
-from halfstep.rules.rule import OrderRule, Rule, SourceRule
+from halfstep.check.files import Unreadable, read_bytes, source_files
+from halfstep.check.module import GATE
+from halfstep.check.reports import FileReport, Report
+from halfstep.check.settings import Settings
+from halfstep.rules.registry import names
 
 if TYPE_CHECKING:
+    from halfstep.check.project import Project
     from halfstep.records.finding import Finding
+    from halfstep.rules.rule import Rule
 
-_GATE = re.compile(GATE.pattern.encode())
-_IGNORE = re.compile(r"#\s*halfstep:\s*ignore(?:\[([\w\s,]*)\])?")
-
-
-class Report:
-    """What a check found.
-
-    Attributes:
-        findings: By path, line and code; none that a comment silences.
-        num_files: Files that were looked at.
-        problems: Files that could not be checked, each with the reason and whether it was named.
-    """
-
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self.num_files = 0
-        self.problems: list[tuple[str, str, bool]] = []
+# What else speaks of low precision; the words of the rules over source text decide further.
+_LOW = r"|float16|\.half\(|cuda\.amp|cpu\.amp|custom_[fb]wd"
+_GATE = re.compile((GATE.pattern + _LOW + r"|halfstep:\s*ignore").encode())
 
 
-def check_paths(paths: Iterable[str], rules: list[type[Rule]]) -> Report:
+def check_paths(
+    paths: Iterable[str],
+    rules: Sequence[type[Rule]],
+    settings: Settings | None = None,
+    jobs: int | None = None,
+) -> Report:
     """Check files and folders.
 
     Args:
         paths: Of both.
         rules: From the registry.
+        settings: Of the project.
+        jobs: Processes at most; ``None`` for as many as there are cores.
     """
-    report, project = Report(), Project()
-    found: dict[tuple[str, str, int], Finding] = {}
-    for path, named in python_files(paths):
-        report.num_files += 1
+    settings, report = settings or Settings(), Report()
+    waiting: list[tuple[str, bool]] = []
+    size = 0
+    for path, named in source_files(paths, settings.include, settings.excludes):
+        report.files.append(path)
         try:
-            for finding in _check_file(path, rules, project):
-                found.setdefault((finding.code, finding.path, finding.line), finding)
+            data = read_bytes(path)
         except Unreadable as problem:
             report.problems.append((path, str(problem), named))
-    report.findings = sorted(found.values(), key=lambda f: (f.path, f.line, f.column, f.code))
+            continue
+        if _GATE.search(data):  # the others have nothing to say, and are not even parsed
+            waiting.append((path, named))
+            size += len(data)
+    if waiting:
+        from halfstep.check.spread import spread
+
+        parts = spread([path for path, _ in waiting], size, rules, jobs)
+        whole = [(path, named, part) for (path, named), part in zip(waiting, parts, strict=True)]
+        report.take(whole, {rule.code for rule in rules}, {*names()}, settings)
     return report
 
 
-def _check_file(path: str, rules: list[type[Rule]], project: Project) -> list[Finding]:
-    data = read_bytes(path)
-    if not _GATE.search(data):
-        return []
-    return check_text(path, decode(data), rules, project)
+def check_source(
+    path: str, data: bytes, rules: Sequence[type[Rule]], settings: Settings | None = None
+) -> Report:
+    """Check the content of one file that need not exist.
+
+    Args:
+        path: What findings show; its ending says what it is.
+        data: The content.
+        rules: From the registry.
+        settings: Of the project.
+    """
+    from halfstep.check.inspect import inspect_data
+
+    report = Report()
+    report.files.append(path)
+    part = inspect_data(path, data, rules) if _GATE.search(data) else FileReport()
+    codes = {rule.code for rule in rules}
+    report.take([(path, True, part)], codes, {*names()}, settings or Settings())
+    return report
 
 
 def check_text(
-    path: str, text: str, rules: list[type[Rule]], project: Project | None = None
+    path: str, text: str, rules: Sequence[type[Rule]], project: Project | None = None
 ) -> list[Finding]:
     """Check one source text.
 
@@ -72,44 +89,14 @@ def check_text(
         text: The source.
         rules: From the registry.
         project: Files read so far.
+
+    Raises:
+        Unreadable: It is not Python.
     """
-    project = project or Project()
-    linted = [rule for rule in rules if "L" in rule.readers]
-    try:
-        module = Module(path, text)
-        project.add(module)
-        found: dict[tuple[str, str, int], Finding] = {}
-        for finding in chain(_of_source(module, linted), _of_paths(module, project, linted)):
-            found.setdefault((finding.code, finding.path, finding.line), finding)
-    except SyntaxError as error:
-        raise Unreadable(f"line {error.lineno}: {error.msg}") from None
-    except (RecursionError, MemoryError):
-        raise Unreadable("nested too deeply") from None
-    except ValueError as error:
-        raise Unreadable(str(error)) from None
-    return [f for f in found.values() if not _is_ignored(f, path, text, project)]
+    from halfstep.check.documents import Piece
+    from halfstep.check.inspect import inspect_piece
 
-
-def _of_source(module: Module, rules: list[type[Rule]]) -> Iterator[Finding]:
-    for rule in rules:
-        if issubclass(rule, SourceRule):
-            for hit in rule().check(module):
-                yield finding_of(rule, hit)
-
-
-def _of_paths(module: Module, project: Project, rules: list[type[Rule]]) -> Iterator[Finding]:
-    from halfstep.check.read import read  # a file without a training step needs no reader
-
-    over_events = [rule for rule in rules if issubclass(rule, OrderRule)]
-    if over_events:
-        for events in read(module, project):
-            yield from judge(events, over_events)
-
-
-def _is_ignored(finding: Finding, path: str, text: str, project: Project) -> bool:
-    lines = (text if finding.path == path else project.text(finding.path)).splitlines()
-    comment = _IGNORE.search(lines[finding.line - 1]) if finding.line <= len(lines) else None
-    if comment is None:
-        return False
-    codes = comment.group(1)
-    return codes is None or finding.code in re.split(r"[\s,]+", codes)
+    report, part = Report(), FileReport()
+    inspect_piece(path, Piece(text), rules, part, project)
+    report.take([(path, True, part)], {rule.code for rule in rules}, {*names()}, Settings())
+    return report.findings

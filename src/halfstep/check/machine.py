@@ -8,29 +8,18 @@ condition counts micro-batches); a branch in which nothing can happen costs no d
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
+from halfstep.check.binding import Binding
 from halfstep.check.conditions import Conditions
-from halfstep.check.explore import Path
+from halfstep.check.explore import Path, Raised
 from halfstep.check.expressions import Expressions
+from halfstep.check.imports import Imports
 from halfstep.check.module import Module
+from halfstep.check.objects import Class, Function, FunctionNode, Scope
 from halfstep.check.project import Project
-from halfstep.check.values import (
-    Class,
-    Const,
-    Context,
-    Function,
-    FunctionNode,
-    Instance,
-    Mapping,
-    Models,
-    Params,
-    Scope,
-    Sequence,
-    Unknown,
-    Value,
-)
+from halfstep.check.values import Const, Context, Models, Sequence, Unknown, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
 
@@ -53,10 +42,6 @@ class LoopContinued(Exception):  # noqa: N818
     """A ``continue``."""
 
 
-class Raised(Exception):  # noqa: N818
-    """A ``raise`` of the program."""
-
-
 class Machine:
     """Runs statements of a program on one path.
 
@@ -74,20 +59,27 @@ class Machine:
         self.module: Module | None = None
         self.no_grad = 0
         self.finite_known = False
+        self.failed = False  # whether something has raised: once is enough on one path
+        self.fails_in_backward = 0  # whether the next backward raises
         self.num_steps = 0
         self.loops: list[int] = []  # lines of the loops that are being run
         self.tests_seen = 0  # whether an update was skipped
+        self.chosen = 0  # depth of branches that the path chose without knowing
         self.guarded = 0  # depth of branches under such a test
         self._after_test = False  # the other branch of such a test has left
         self.optimizers: dict[str, Models | None] = {}
+        self.trained: set[Hashable] = set()  # modules that a backward has reached
+        self.averages: set[Hashable] = set()  # moving averages of modules
         self.names: dict[str, str] = {}  # provisional name of an object to that of its variable
         self.conditions = Conditions(self)
         self.expressions = Expressions(self)
+        self.binding = Binding(self)
+        self.imports = Imports(self)
         self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
             ast.Expr: self._expr,
             ast.Assign: self._assign,
             ast.AnnAssign: self._assign_one,
-            ast.AugAssign: self._augment,
+            ast.AugAssign: self.binding.augment,
             ast.If: self._if,
             ast.For: self._for,
             ast.AsyncFor: self._for,
@@ -108,7 +100,11 @@ class Machine:
     def emit(self, kind: str, node: ast.AST, **fields: Any) -> None:
         """Record an event at `node`."""
         assert self.module is not None
+        if kind == e.BACKWARD and self.fails_in_backward:
+            self.fails_in_backward = 0
+            raise Raised
         if kind == e.BACKWARD:
+            self.trained |= fields["facts"]["models"] or set()
             self.finite_known = False
             self._after_test = False
         elif kind == e.STEP:
@@ -143,58 +139,35 @@ class Machine:
     def _assign(self, node: ast.Assign, scope: Scope) -> None:
         value = self.expressions.evaluate(node.value, scope)
         for target in node.targets:
-            self.bind(target, value, scope)
+            self.binding.bind(target, value, scope)
 
     def _assign_one(self, node: ast.AnnAssign, scope: Scope) -> None:
         if node.value is not None:
-            self.bind(node.target, self.expressions.evaluate(node.value, scope), scope)
-
-    def _augment(self, node: ast.AugAssign, scope: Scope) -> None:
-        combined = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
-        self.bind(node.target, self.expressions.evaluate(combined, scope), scope)
-
-    def bind(self, target: ast.expr, value: Value, scope: Scope) -> None:
-        """Assign `value` to a name, an attribute, an item or a tuple of these."""
-        if isinstance(target, (ast.Tuple, ast.List)):
-            for i, part in enumerate(target.elts):
-                self.bind(part, self.expressions.item(value, i), scope)
-        elif isinstance(target, ast.Starred):
-            self.bind(target.value, self.unknown("*", value.models), scope)
-        else:
-            self._bind_one(target, value, scope)
-
-    def _bind_one(self, target: ast.expr, value: Value, scope: Scope) -> None:
-        value = self.expressions.named(value, target)
-        if isinstance(target, ast.Name):
-            scope.set(target.id, value)
-        elif isinstance(target, ast.Attribute):
-            owner = self.expressions.evaluate(target.value, scope)
-            if isinstance(owner, Instance):
-                owner.attributes[target.attr] = value
-            elif target.attr == "grad" and isinstance(owner, Params):
-                self.emit(e.EDIT, target, facts={"how": "set", "models": owner.of})
-        elif isinstance(target, ast.Subscript):
-            owner = self.expressions.evaluate(target.value, scope)
-            if isinstance(owner, Mapping) and isinstance(target.slice, ast.Constant):
-                owner.items[target.slice.value] = value
+            self.binding.bind(node.target, self.expressions.evaluate(node.value, scope), scope)
 
     def _if(self, node: ast.If, scope: Scope) -> None:
         assert self.module is not None
         matters = any(map(self.module.relevant, (*node.body, *node.orelse)))
         if not matters:
             self.expressions.evaluate(node.test, scope)
-            self.run(node.body, scope)
+            self.binding.weak += 1
+            try:
+                self.run(node.body, scope)
+            finally:
+                self.binding.weak -= 1
             return
-        seen = self.tests_seen
+        seen, asked = self.tests_seen, self.conditions.asked
         chosen, other = node.body, node.orelse
         if not self.conditions.holds(node.test, scope, main=not _leaves(node.body)):
             chosen, other = other, chosen
-        tested = self.tests_seen > seen
+        tested, chose = self.tests_seen > seen, self.conditions.asked > asked
         self.guarded += tested
+        self.chosen += chose
         try:
             self.run(chosen, scope)
         finally:
             self.guarded -= tested
+            self.chosen -= chose
         self._after_test |= tested and bool(other) and _leaves(other)
 
     def _match(self, node: ast.Match, scope: Scope) -> None:
@@ -211,7 +184,7 @@ class Machine:
         matters = any(map(self.module.relevant, node.body))
         rounds = 1 if not matters else (4 if self._counts(node) else 2)
         for item in self.expressions.items(over, rounds):
-            self.bind(node.target, item, scope)
+            self.binding.bind(node.target, item, scope)
             if not self._round(node, scope):
                 return
         self.run(node.orelse, scope)
@@ -252,7 +225,7 @@ class Machine:
                 self.enter(value, item.context_expr)
                 entered.append((value, item.context_expr))
             if item.optional_vars is not None:
-                self.bind(item.optional_vars, value, scope)
+                self.binding.bind(item.optional_vars, value, scope)
         try:
             self.run(node.body, scope)
         finally:
@@ -265,6 +238,8 @@ class Machine:
             self.no_grad += 1
         else:
             kind = e.AUTOCAST_ENTER if context.kind == "autocast" else e.NO_SYNC_ENTER
+            if kind == e.NO_SYNC_ENTER and self.chosen:
+                context.facts["chosen"] = True
             self.emit(kind, node, facts=context.facts)
 
     def leave(self, context: Context, node: ast.AST) -> None:
@@ -279,19 +254,33 @@ class Machine:
         assert self.module is not None
         handlers = [h for h in node.handlers if any(map(self.module.relevant, h.body))]
         try:
-            if handlers and self.path.decide(("raises", self.path.fresh()), main=False):
+            fails = bool(handlers) and not self.failed and self._fails()
+            self.failed |= fails
+            if fails and not self._trains(node):
                 self.run(handlers[0].body, scope)
                 return
+            self.fails_in_backward += fails
             try:
                 self.run(node.body, scope)
             except Raised:
-                if node.handlers:
-                    self.run(node.handlers[0].body, scope)
-                    return
-                raise
+                if not node.handlers:
+                    raise
+                self.run((handlers or node.handlers)[0].body, scope)
+                return
+            finally:
+                self.fails_in_backward = 0
             self.run(node.orelse, scope)
         finally:
             self.run(node.finalbody, scope)
+
+    def _fails(self) -> bool:
+        return self.path.decide(("raises", self.path.fresh()), main=False)
+
+    def _trains(self, node: ast.Try) -> bool:
+        """Whether memory may run out half-way through the body: in its backward."""
+        assert self.module is not None
+        names = self.module.called_names(node)
+        return "backward" in names or bool(names & (self.module.acting() | self.module.imported))
 
     def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
         scope.set(node.name, Function(node, scope))
@@ -301,7 +290,7 @@ class Machine:
         scope.set(node.name, Class(node, scope, bases))
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-        self.project.bind_import(node, scope)
+        self.imports.bind(node, scope)
 
     def _return(self, node: ast.Return, scope: Scope) -> None:
         value = self.expressions.evaluate(node.value, scope) if node.value is not None else NONE
@@ -369,6 +358,12 @@ class Machine:
         if default is not None and scope.parent is not None:
             return self.expressions.evaluate(default, scope.parent)
         return self.unknown(name)
+
+    def give_name(self, id_: str, variable: str) -> None:
+        """Show an object under its first variable, each object under a name of its own."""
+        if id_ not in self.names:
+            others = sum(name.split("#")[0] == variable for name in self.names.values())
+            self.names[id_] = f"{variable}#{others + 1}" if others else variable
 
     def name_of(self, value: Unknown) -> str:
         """Of a scaler, optimizer or schedule that only its use shows: one per object."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from halfstep.check import gradients
 from halfstep.check.arguments import Call, has_training_objects, is_infinite
+from halfstep.check.containers import Containers
 from halfstep.check.explore import Silent
+from halfstep.check.objects import Instance, parts_of
 from halfstep.check.values import (
     NOBODY,
     Average,
+    Cleaned,
     Const,
     Context,
+    External,
     Grad,
+    Mapping,
     Models,
     Optimizer,
     Params,
@@ -22,9 +28,9 @@ from halfstep.check.values import (
     ScaleRead,
     Schedule,
     Sequence,
+    State,
     Unknown,
     Value,
-    parts_of,
 )
 from halfstep.rules import events as e
 
@@ -43,6 +49,7 @@ class Methods:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        containers = Containers(machine)
         self._by_type: dict[type[Value], Callable[[Any, str, Call], Value | None]] = {
             Scaler: self._of_scaler,
             Optimizer: self._of_optimizer,
@@ -52,6 +59,9 @@ class Methods:
             Grad: self._of_gradient,
             Params: self._of_parameters,
             Unknown: self.of_unknown,
+            Cleaned: self._of_gradient,
+            Sequence: containers.of_sequence,
+            Mapping: containers.of_mapping,
         }
 
     def knows(self, owner: Value) -> bool:
@@ -72,6 +82,10 @@ class Methods:
             return Const(scaler.enabled)
         if method in ("unscale_", "step"):
             return self._on_optimizer(scaler, method, call)
+        if method == "state_dict":
+            return State("scaler", scaler.id)
+        if method == "load_state_dict" and scaler.enabled:
+            self._machine.emit(e.LOAD, call.node, scaler=scaler.id)
         if method == "update" and scaler.enabled:
             facts = {"new_scale": True} if call.count() else {}
             self._machine.emit(e.UPDATE, call.node, scaler=scaler.id, facts=facts)
@@ -94,7 +108,10 @@ class Methods:
             self._machine.emit(e.OPAQUE, call.node, scaler=scaler.id, facts={"models": None})
             return self._machine.unknown()
         kind = e.STEP if method == "step" else e.UNSCALE
-        facts = {"closure": True} if call.count() > 1 else {}
+        closure = len(call.node.args) > 1 or "closure" in call.names()
+        facts: dict[str, Any] = {"closure": True} if closure else {}
+        if self._machine.finite_known:
+            facts["guarded"] = True
         if scaler.enabled:
             who = (optimizer.id,)
             self._machine.emit(kind, call.node, scaler=scaler.id, optimizers=who, facts=facts)
@@ -121,6 +138,8 @@ class Methods:
             self._machine.emit(e.STEP, call.node, optimizers=(optimizer.id,), facts=facts)
         elif method == "zero_grad":
             self._machine.emit(e.ZERO_GRAD, call.node, optimizers=(optimizer.id,))
+        elif method == "state_dict":
+            return State("optimizer", optimizer.id)
         return self._machine.unknown()
 
     def _of_schedule(self, schedule: Schedule, method: str, call: Call) -> Value | None:
@@ -161,9 +180,10 @@ class Methods:
         if method in ("clamp_", "clip_"):
             self._machine.emit(e.CLIP, call.node, facts={**facts, "how": "hand"})
         elif method.endswith("_") and not method.endswith("__"):
-            hand = any(isinstance(a, ScaleRead) for a in arguments)
-            how = {"nan_to_num_": "nan", "zero_": "zero"}.get(method, "unscale" if hand else "set")
+            how = gradients.of_method(method, call.node, arguments)
             self._machine.emit(e.EDIT, call.node, facts={**facts, "how": how})
+        elif method == "nan_to_num":
+            return Cleaned(gradient.of)
         elif method in ("data", "detach", "view", "flatten"):
             return gradient
         return self._machine.unknown()
@@ -186,8 +206,11 @@ class Methods:
             return self._machine.unknown()
         if method == "clip_grad_norm_":
             return self.clip("norm", frozenset([owner.root]), call, limit=0)
-        if method == "no_sync":
-            return Context("no_sync")
+        if method == "no_sync" or (method == "__call__" and owner.name == "no_sync"):
+            return Context("no_sync", {"chosen": bool(self._machine.chosen)})
+        if method == "state_dict":
+            inside = "scaler" in owner.name.lower() or owner.name == "amp"
+            return State("scaler" if inside else "model")
         if method in FRAMEWORK:
             raise Silent
         if method in ("update", "update_parameters") and "ema" in owner.name.lower():
@@ -198,7 +221,8 @@ class Methods:
         if method == "detach":
             return self._machine.unknown(owner.name)
         if method in SAME:
-            call.evaluate_all()
+            if owner.root in self._machine.averages or self._has_parameters(owner):
+                self._cast(owner.root, method, call)  # data go through the loss too
             return owner
         return self._unknown_method(owner, method, call)
 
@@ -207,9 +231,43 @@ class Methods:
         if any(has_training_objects(v) for v in values):
             return None
         models = NOBODY.union(owner.models, *(v.models for v in values))
+        if method in ("__call__", "forward") and self._is_model(owner):
+            facts = {"models": frozenset([owner.root])}
+            self._machine.emit(e.FORWARD, call.node, facts=facts)
         if not self._machine.no_grad and owner.name not in ("torch", "np"):
             models |= {owner.root}
         return self._machine.unknown(method, models if not self._machine.no_grad else NOBODY)
+
+    def _is_model(self, owner: Unknown) -> bool:
+        """Whether its parameters are asked for, in an optimizer or anywhere in the file."""
+        return not self._machine.no_grad and self._has_parameters(owner)
+
+    def _has_parameters(self, owner: Unknown) -> bool:
+        if any(of and owner.root in of for of in self._machine.optimizers.values()):
+            return True
+        module = self._machine.module
+        return module is not None and module.is_model(owner.name)
+
+    def _cast(self, root: Hashable, method: str, call: Call) -> None:
+        """Record a cast in place of a model that is being trained, or of its average."""
+        values = call.all()
+        wanted = [v.last for v in values if isinstance(v, External)]
+        dtype = method if method in ("half", "bfloat16") else next(iter(wanted), "")
+        if dtype in ("half", "float16", "bfloat16"):
+            machine = self._machine
+            if root in machine.trained or root in machine.averages:
+                self._machine.emit(e.CAST, call.node, facts={"dtype": dtype, "live": True})
+
+    def of_module(self, owner: Instance, method: str, call: Call) -> Value | None:
+        """A method that a module of the project has from torch."""
+        if method in SAME:
+            self._cast(owner.key, method, call)
+            return owner
+        if method in ("parameters", "named_parameters"):
+            return Params(parts_of(owner))
+        if method in ("zero_grad", "state_dict", "no_sync", "clip_grad_norm_"):
+            return self.of_unknown(Unknown(owner.key), method, call)
+        return None
 
     def clip(self, how: str, models: Models | None, call: Call, limit: int = 1) -> Value:
         """Record a clip; `limit` is the position of its limit."""
@@ -218,7 +276,7 @@ class Methods:
         facts: dict[str, Any] = {"how": how, "models": models or None}
         if isinstance(value, Const):
             facts["max_norm"] = value.value
-        if isinstance(value, ScaleRead):
+        if isinstance(value, ScaleRead) and not value.inverse:
             facts["max_norm_scaled"] = True
         if is_infinite(call, limit):
             facts["max_norm"] = float("inf")

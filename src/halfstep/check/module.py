@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from halfstep.rules.events import Place
 
@@ -15,7 +15,8 @@ GATE = re.compile(r"autocast|GradScaler|unscale_|grad_scaler|scaler|amp\.scale")
 _INTERESTING_WORDS = """
     GradScaler autocast scale unscale_ step update backward zero_grad clip_grad_norm_
     clip_grad_value_ clip_grad_norm get_scale update_parameters AveragedModel no_sync
-    load_state_dict state_dict clamp_ mul_ div_ nan_to_num_ custom_fwd scale_loss
+    load_state_dict state_dict save clear_autocast_cache nan_to_num nan_to_num_ clamp_ mul_ div_
+    masked_fill_ custom_fwd scale_loss
 """
 INTERESTING = frozenset(_INTERESTING_WORDS.split())
 # A function is followed on its own only if one of these, or a name with "scaler", is in it.
@@ -27,6 +28,9 @@ _OPTIMIZER_WORDS = """
     ZeroRedundancyOptimizer
 """
 OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
+_OF_MODELS = frozenset(["parameters", "named_parameters", "train", "zero_grad"])
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Module:
@@ -51,6 +55,8 @@ class Module:
         self._memo: dict[tuple[str, int], bool] = {}
         self._by_name: dict[str, list[ast.Call]] | None = None
         self._aliases: dict[str, str] | None = None
+        self._called: dict[_Definition, set[str]] | None = None
+        self._index: dict[str, list[ast.stmt]] | None = None
         self.imported: set[str] = set()  # names that come from other files of the project
 
     @property
@@ -108,6 +114,10 @@ class Module:
             return "optimizer"
         return None
 
+    def is_model(self, name: str) -> bool:
+        """Whether the file asks `name` for its parameters, or sets it to training."""
+        return bool(self._uses().get(name, set()) & _OF_MODELS)
+
     def calls_anywhere(self, part: str, method: str) -> bool:
         """Whether the file calls `method` on a name that contains `part`."""
         return any(part in n.lower() and method in calls for n, calls in self._uses().items())
@@ -147,12 +157,15 @@ class Module:
             name = last_name(node.func)
             if name in INTERESTING or name in OPTIMIZERS or name in self.imported:
                 return True
+            if name in ("half", "bfloat16") and isinstance(node.func, ast.Attribute):
+                owner = last_name(node.func.value) or ""
+                return "model" in owner.lower() or self.is_model(owner)
             return name in self._closure(INTERESTING | OPTIMIZERS)
         if isinstance(node, (ast.Return, ast.Continue, ast.Break, ast.Raise)):
             return True
         if isinstance(node, ast.Assign):
             return isinstance(node.value, (ast.Constant, ast.IfExp, ast.Compare))
-        return isinstance(node, ast.Attribute) and node.attr == "grad"
+        return isinstance(node, ast.Attribute) and node.attr in ("grad", "no_sync")
 
     def is_root(self, node: ast.AST) -> bool:
         """Whether a scaler or autocast is at work in a function or in what it calls."""
@@ -164,12 +177,7 @@ class Module:
     def _closure(self, words: frozenset[str]) -> set[str]:
         """Functions and classes of this file that call one of `words`, and all that call these."""
         if words not in self._definitions:
-            definitions = [
-                node
-                for node in ast.walk(self.tree)
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            ]
-            called = {node: _called_names(node) for node in definitions}
+            called = self._called_by_definition()
             found: set[str] = set()
             size = -1
             while size != len(found):
@@ -177,6 +185,41 @@ class Module:
                 found |= {d.name for d, names in called.items() if names & (words | found)}
             self._definitions[words] = found
         return self._definitions[words]
+
+    def _called_by_definition(self) -> dict[_Definition, set[str]]:
+        if self._called is None:
+            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            definitions = (node for node in ast.walk(self.tree) if isinstance(node, kinds))
+            self._called = {node: _called_names(node) for node in definitions}
+        return self._called
+
+    def acting(self) -> set[str]:
+        """Functions and classes of this file in which something can happen."""
+        return self._closure(INTERESTING | OPTIMIZERS)
+
+    def called_names(self, node: ast.Try) -> set[str]:
+        """What the body of a statement calls."""
+        return {name for statement in node.body for name in _called_names(statement)}
+
+    def called_in(self, name: str) -> set[str]:
+        """What a function or class at the top of the file calls."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        named = (n for n in self.index().get(name, ()) if isinstance(n, kinds))
+        return {called for node in named for called in _called_names(node)}
+
+    def from_imports(self) -> list[ast.ImportFrom]:
+        """Its imports of single names, at the top of the file."""
+        statements = {id(s): s for found in self.index().values() for s in found}
+        return [s for s in statements.values() if isinstance(s, ast.ImportFrom)]
+
+    def index(self) -> dict[str, list[ast.stmt]]:
+        """Names that the file binds at its top, each with the statements that do it."""
+        if self._index is None:
+            self._index = {}
+            for statement in self.tree.body:
+                for name in dict.fromkeys(_bound_names(statement)):
+                    self._index.setdefault(name, []).append(statement)
+        return self._index
 
     def once(self, what: str, node: ast.AST, test: Callable[[], bool]) -> bool:
         """`test`, asked once per node: every path comes by here."""
@@ -189,6 +232,22 @@ class Module:
 def _called_names(node: ast.AST) -> set[str]:
     calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
     return {name for call in calls if (name := last_name(call.func))}
+
+
+def _bound_names(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = (n for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
+        yield from (n.id for n in names if isinstance(n.ctx, ast.Store))
+    elif isinstance(node, (ast.If, ast.Try)):
+        inner = [*node.body, *node.orelse]
+        handlers = node.handlers if isinstance(node, ast.Try) else []
+        for statement in [*inner, *(s for h in handlers for s in h.body)]:
+            yield from _bound_names(statement)
 
 
 def last_name(node: ast.AST) -> str | None:

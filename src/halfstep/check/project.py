@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import os
+import re
 
 from halfstep.check.module import GATE, Module
-from halfstep.check.values import Class, External, Function, ProjectModule, Scope, Value
+
+_SMALL = 30_000  # characters of a file that may only pass on what others do
+# What a large file without a scaler may do for one that has it.
+_HELPS = re.compile(
+    GATE.pattern
+    + r"|\.backward\(|\.zero_grad\(|\.half\(|clip_grad|\.step\(|optim\.|state_dict\(|deepcopy\("
+)
 
 
 class Project:
@@ -15,48 +21,60 @@ class Project:
     def __init__(self) -> None:
         self._files: dict[str, Module | None] = {}
         self._found: dict[tuple[str, str, int], Module | None] = {}
+        self._acting: dict[tuple[str, str], bool] = {}
+        self._marked: set[str] = set()
 
     def add(self, module: Module) -> None:
         """A file that has been read already."""
         self._files[os.path.abspath(module.path)] = module
 
-    def text(self, path: str) -> str:
-        """Source of a file that was read."""
-        module = self._files.get(os.path.abspath(path))
-        return module.text if module else ""
+    def module(self, path: str) -> Module | None:
+        """A file that was read."""
+        return self._files.get(os.path.abspath(path))
 
-    def bind_import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-        """Bind the names of an import statement."""
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                whole = alias.name if alias.asname else alias.name.split(".")[0]
-                name = alias.asname or whole
-                found = self._module(scope.module, alias.name, 0) if alias.asname else None
-                found = found or self._module(scope.module, whole, 0)
-                scope.set(name, self._bound(found) if found else External(whole))
+    def saves_scaler(self, module: Module) -> bool:
+        """Whether a file, or one that it imports, takes the state of a scaler anywhere."""
+        seen: dict[str, Module] = {}
+        queue = [module]
+        while queue:
+            current = queue.pop()
+            if current.path not in seen:
+                seen[current.path] = current
+                imported = ((key[0], found) for key, found in self._found.items() if found)
+                queue += [found for importer, found in imported if importer == current.path]
+        parts = ("scaler", "amp")
+        return any(m.calls_anywhere(part, "state_dict") for m in seen.values() for part in parts)
+
+    def acts(self, module: Module, name: str, depth: int = 3) -> bool:
+        """Whether a function or class can make events, itself or in what it calls elsewhere."""
+        if name in module.acting():
+            return True
+        key = (module.path, name)
+        if depth and key not in self._acting:
+            self._acting[key] = False
+            called = module.called_in(name)
+            self._acting[key] = any(
+                (found := self.find(module, node.module or "", node.level)) is not None
+                and self.acts(found, alias.name, depth - 1)
+                for node in module.from_imports()
+                for alias in node.names
+                if (alias.asname or alias.name) in called
+            )
+        return self._acting.get(key, False)
+
+    def mark_imports(self, module: Module) -> None:
+        """Tell an imported file which of its imported names can make events."""
+        if module.path in self._marked:
             return
-        for alias in node.names:
-            self._bind_from(node, alias, scope)
+        self._marked.add(module.path)
+        for node in module.from_imports():
+            found = self.find(module, node.module, node.level) if node.module else None
+            if found is not None:
+                acting = (a for a in node.names if self.acts(found, a.name))
+                module.imported |= {a.asname or a.name for a in acting}
 
-    def _bind_from(self, node: ast.ImportFrom, alias: ast.alias, scope: Scope) -> None:
-        name, home = alias.asname or alias.name, node.module or ""
-        module = self._module(scope.module, home, node.level) if home else None
-        if module is not None:
-            value = definitions(module).names.get(alias.name)
-            if value is not None:
-                scope.module.imported.add(name)
-                scope.set(name, value)
-                return
-        inner = self._module(scope.module, f"{home}.{alias.name}".strip("."), node.level)
-        if inner is not None:
-            scope.set(name, self._bound(inner))
-        elif alias.name != "*":
-            scope.set(name, External(f"{home}.{alias.name}".strip(".")))
-
-    def _bound(self, module: Module) -> ProjectModule:
-        return ProjectModule(definitions(module))
-
-    def _module(self, importer: Module, dotted: str, level: int) -> Module | None:
+    def find(self, importer: Module, dotted: str, level: int = 0) -> Module | None:
+        """The file that ``import dotted`` in `importer` means, if it is one of the project."""
         key = (importer.path, dotted, level)
         if key not in self._found:
             self._found[key] = self._look(importer, dotted, level)
@@ -94,36 +112,6 @@ def _parsed(path: str, importer: Module) -> Module | None:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        return Module(shown, text) if GATE.search(text) else None
+        return Module(shown, text) if len(text) < _SMALL or _HELPS.search(text) else None
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
-
-
-def definitions(module: Module) -> Scope:
-    """Functions and classes of a file that is only imported; its other statements do not run."""
-    scope = Scope(module)
-    for node in module.tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            scope.names[node.name] = Function(node, scope)
-        elif isinstance(node, ast.ClassDef):
-            scope.names[node.name] = Class(node, scope, _bases(node, scope))
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            _plain_import(node, scope)
-    return scope
-
-
-def _bases(node: ast.ClassDef, scope: Scope) -> list[Value]:
-    names = [ast.unparse(base) for base in node.bases]
-    found = [scope.names.get(name) for name in names]
-    pairs = zip(names, found, strict=True)
-    return [value if isinstance(value, Class) else External(name) for name, value in pairs]
-
-
-def _plain_import(node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-    for alias in node.names:
-        if isinstance(node, ast.ImportFrom):
-            whole = f"{node.module or ''}.{alias.name}".strip(".")
-            scope.names[alias.asname or alias.name] = External(whole)
-        else:
-            whole = alias.name if alias.asname else alias.name.split(".")[0]
-            scope.names[alias.asname or whole] = External(whole)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfstep.check.explore import MATTERS, Path, PathEnded, paths
-from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Raised, Returned
+from halfstep.check.explore import MATTERS, Path, PathEnded, Raised, paths
+from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Returned
 from halfstep.check.module import Module, last_name
+from halfstep.check.objects import Class, Function, Instance, Scope
 from halfstep.check.project import Project
-from halfstep.check.values import Class, Const, Function, Instance, Models, Scope, Value
+from halfstep.check.values import Const, Models, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
 
@@ -138,6 +139,7 @@ def _definitions(module: Module) -> list[_Root]:
 
 def resolve(events: list[Event], machine: Machine) -> list[Event]:
     """Put in which optimizers a backward, clip or edit concerns, and the variables' names."""
+    events = [event for event in events if event.kind != e.FORWARD or _trains(event, machine)]
     used = (e.STEP, e.UNSCALE, e.ZERO_GRAD)
     optimizers = {o: None for ev in events if ev.kind in used for o in ev.optimizers}
     known = {o: machine.optimizers.get(o) for o in optimizers}
@@ -148,12 +150,24 @@ def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, st
     if "models" in event.facts:
         sure, maybe = _owners(event.facts["models"], known)
         event = event._replace(optimizers=sure, maybe=maybe)
+    if event.kind in (e.SCALER, e.LOAD, e.SCALE) and event.scaler:
+        variable = names.get(event.scaler, event.scaler).split("#")[0]
+        event = event._replace(facts={**event.facts, "variable": variable})
     return event._replace(
         scaler=names.get(event.scaler, event.scaler) if event.scaler else None,
         optimizers=tuple(names.get(o, o) for o in event.optimizers),
         maybe=tuple(names.get(o, o) for o in event.maybe),
         facts={k: v for k, v in event.facts.items() if k != "models"},
     )
+
+
+def _trains(forward: Event, machine: Machine) -> bool:
+    """Whether a forward is one of a model that a backward reaches anywhere on the path."""
+    models = forward.facts["models"] or frozenset()
+    params = list(machine.optimizers.values())
+    if params and all(params) and not any(of and of & models for of in params):
+        return False
+    return bool(machine.trained & models)
 
 
 def _owners(
@@ -163,4 +177,6 @@ def _owners(
         return tuple(known), ()
     sure = tuple(o for o, of in known.items() if models and of and of & models)
     maybe = tuple(o for o, of in known.items() if not models or not of)
+    if not sure:  # it reaches parameters in a way that was not followed
+        return (), tuple(known)
     return sure, tuple(o for o in maybe if o not in sure)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import Any
 
-if TYPE_CHECKING:
-    from halfstep.check.module import Module
+from halfstep.rules.events import Place
 
 Models = frozenset[Hashable]
 NOBODY: Models = frozenset()
@@ -173,12 +171,13 @@ class Scaled(Value):
 
 
 class ScaleRead(Value):
-    """A scale as a number; `inverse` after ``1 / scale``."""
+    """A scale as a number; `inverse` after a division by it."""
 
-    __slots__ = ("scaler",)
+    __slots__ = ("inverse", "scaler")
 
-    def __init__(self, scaler: Scaler) -> None:
+    def __init__(self, scaler: Scaler, inverse: bool = False) -> None:
         self.scaler = scaler
+        self.inverse = inverse
 
 
 class SkipTest(Value):
@@ -186,14 +185,18 @@ class SkipTest(Value):
 
     Attributes:
         num_steps: Steps before it was made: a later step is not what it speaks of.
+        scales: Whether both sides are the scale.
     """
 
-    __slots__ = ("num_steps", "operator", "scaler")
+    __slots__ = ("num_steps", "operator", "scaler", "scales")
 
-    def __init__(self, scaler: Scaler | None, operator: str, num_steps: int) -> None:
+    def __init__(
+        self, scaler: Scaler | None, operator: str, num_steps: int, scales: bool = False
+    ) -> None:
         self.scaler = scaler
         self.operator = operator
         self.num_steps = num_steps
+        self.scales = scales
 
     @property
     def truth(self) -> bool | None:
@@ -245,112 +248,6 @@ class Mapping(Value):
         self.items = items
 
 
-class Scope:
-    """Names of a function's frame or of a module."""
-
-    __slots__ = ("globals_", "module", "names", "parent")
-
-    def __init__(self, module: Module, parent: Scope | None = None) -> None:
-        self.module = module
-        self.names: dict[str, Value] = {}
-        self.globals_: set[str] = set()
-        self.parent = parent
-
-    def find(self, name: str) -> Value | None:
-        """The value of `name` here or further out."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.parent
-        return None
-
-    def set(self, name: str, value: Value) -> None:
-        """Bind `name`, in the frame it belongs to."""
-        scope = self
-        if name in self.globals_:
-            while scope.parent is not None:
-                scope = scope.parent
-        scope.names[name] = value
-
-
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-
-class Function(Value):
-    """A function of the project, bound to an instance if it is a method."""
-
-    __slots__ = ("me", "node", "scope")
-
-    def __init__(self, node: FunctionNode, scope: Scope, me: Value | None = None) -> None:
-        self.node = node
-        self.scope = scope
-        self.me = me
-
-
-class Class(Value):
-    """A class of the project; `bases` are its other classes or names from outside."""
-
-    __slots__ = ("bases", "node", "scope")
-
-    def __init__(self, node: ast.ClassDef, scope: Scope, bases: list[Value]) -> None:
-        self.node = node
-        self.scope = scope
-        self.bases = bases
-
-    def method(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-        """The definition of a method, in this class alone."""
-        for item in self.node.body:
-            if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
-                return item
-        return None
-
-    def ancestry(self) -> Iterator[Class]:
-        """This class and its bases of the project."""
-        yield self
-        for base in self.bases:
-            if isinstance(base, Class) and base is not self:
-                yield from base.ancestry()
-
-    def is_module(self) -> bool:
-        """Whether it is a module of torch: calling it is a forward, whatever its code says."""
-        return any(
-            base.is_module()
-            if isinstance(base, Class)
-            else isinstance(base, External) and base.last in ("Module", "Sequential", "ModuleList")
-            for base in self.bases
-        )
-
-
-class Instance(Value):
-    """An object of a project's class."""
-
-    __slots__ = ("attributes", "cls")
-
-    def __init__(self, cls: Class) -> None:
-        self.cls = cls
-        self.attributes: dict[str, Value] = {}
-
-
-class Parent(Value):
-    """``super()`` in a method of a class."""
-
-    __slots__ = ("cls", "me")
-
-    def __init__(self, cls: Class, me: Instance) -> None:
-        self.cls = cls
-        self.me = me
-
-
-class ProjectModule(Value):
-    """Another file of the project, as ``import utils`` binds it."""
-
-    __slots__ = ("scope",)
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-
-
 class Repeated(Value):
     """A list of unknown length, each item as `item`."""
 
@@ -382,16 +279,29 @@ class Counted(Value):
         self.length = length
 
 
-def parts_of(value: Value) -> Models:
-    """Modules that may be in `value`."""
-    if isinstance(value, Params):
-        return value.of
-    if isinstance(value, Unknown):
-        return value.models | frozenset([value.root])
-    if isinstance(value, Instance):
-        return frozenset([value.key])
-    if isinstance(value, Sequence):
-        return NOBODY.union(*(parts_of(item) for item in value.items))
-    if isinstance(value, Mapping):
-        return NOBODY.union(*(parts_of(item) for item in value.items.values()))
-    return value.models
+class Cleaned(Grad):
+    """Gradients whose NaN or inf were replaced: an edit, once they are put back."""
+
+    __slots__ = ()
+
+
+class State(Value):
+    """What ``state_dict()`` gives: "model", "optimizer", "scaler" or "schedule", and of whom."""
+
+    __slots__ = ("entry", "kind", "owner")
+
+    def __init__(self, kind: str, owner: str = "") -> None:
+        self.kind = kind
+        self.owner = owner
+        self.entry: Place | None = None  # where it stands in a dict that is written out
+
+
+class Partial(Value):
+    """``functools.partial``: a function and the arguments it has already."""
+
+    __slots__ = ("function", "given", "named")
+
+    def __init__(self, function: Value, given: list[Value], named: dict[str, Value]) -> None:
+        self.function = function
+        self.given = given
+        self.named = named

@@ -27,6 +27,27 @@ app.command()(report)
 app.command(context_settings={"ignore_unknown_options": True})(explain)
 
 
+# `halfstep check` and `halfstep rules` never come here, see `halfstep.cli.main`; they stand in the
+# list of commands, and work where the application is called from Python.
+_PLAIN = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@app.command(add_help_option=False, context_settings=_PLAIN)
+def check(context: typer.Context) -> None:
+    """Find mixed-precision mistakes in training scripts, without running them."""
+    from halfstep.cli.plain import run
+
+    raise typer.Exit(run("check", context.args))
+
+
+@app.command(add_help_option=False, context_settings=_PLAIN)
+def rules(context: typer.Context) -> None:
+    """List the rules of a correct mixed-precision step."""
+    from halfstep.cli.plain import run
+
+    raise typer.Exit(run("rules", context.args))
+
+
 @app.callback(invoke_without_command=True)
 def _version(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from halfstep.records.gradient_range import GradientRow as GradientRow
     from halfstep.records.gradient_range import LostUpdates as LostUpdates
     from halfstep.records.gradient_range import ScaleWindow as ScaleWindow
+    from halfstep.records.rule_text import RuleText as RuleText
     from halfstep.records.run import RunRecord as RunRecord
+    from halfstep.records.source_finding import Replacement as Replacement
+    from halfstep.records.source_finding import SourceFinding as SourceFinding
     from halfstep.records.step import StepRecord as StepRecord
     from halfstep.records.trace import LayerRecord as LayerRecord
     from halfstep.records.trace import OpRecord as OpRecord
@@ -48,7 +51,9 @@ _HOMES = {
         " RecipeError RefusedOpError ScaleCollapse"
     ),
     "finding": "Finding",
+    "rule_text": "RuleText",
     "run": "RunRecord",
+    "source_finding": "Replacement SourceFinding",
     "step": "StepRecord",
     "diagnosis": "Cause Diagnosis DtypeRow PassRecord Symptom",
     "equality": "Equality GradientError PassError TrainingCurve",

@@ -16,11 +16,17 @@ class Related:
         path: File of the line.
         line: Its number, from 1.
         message: What that line has to do with the finding.
+        cell: In a notebook, the cell in which `line` counts.
     """
 
     path: str
     line: int
     message: str
+    cell: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return _without_cell({name: getattr(self, name) for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class Finding:
         remedy: What to write instead.
         related: The other lines involved.
         count: How many times it was seen: 1 in source code, more in a running script.
+        cell: In a notebook, the cell in which `line` counts, from 1.
     """
 
     code: str
@@ -51,12 +58,12 @@ class Finding:
     remedy: str
     related: tuple[Related, ...] = ()
     count: int = 1
+    cell: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        data = {name: getattr(self, name) for name in self.__slots__}
-        related = [{"path": r.path, "line": r.line, "message": r.message} for r in self.related]
-        return {**data, "related": related}
+        data = _without_cell({name: getattr(self, name) for name in self.__slots__})
+        return {**data, "related": [related.to_dict() for related in self.related]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Finding:
@@ -64,6 +71,12 @@ class Finding:
         return cls(**{**data, "related": tuple(Related(**item) for item in data["related"])})
 
     def __str__(self) -> str:
-        place = f"{self.path}:{self.line}:{self.column}"
+        cell = f"cell {self.cell}:" if self.cell else ""
+        place = f"{self.path}:{cell}{self.line}:{self.column}"
         seen = f" (seen {self.count} times)" if self.count > 1 else ""
         return f"{place}: {self.code} {self.message}{seen}"
+
+
+def _without_cell(data: dict[str, Any]) -> dict[str, Any]:
+    """Only notebooks have cells."""
+    return {k: v for k, v in data.items() if k != "cell" or v is not None}

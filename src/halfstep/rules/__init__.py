@@ -12,5 +12,8 @@ never knows which of them feeds it. How to add a rule:
    `Hit`s. The `Ledger` is the state *before* the event: windows, stages, scales, autocast.
 5. What must be remembered beyond the ledger lives on ``self``: one instance per program path.
 6. Speak only of what is certain: ``event.optimizers`` are sure, ``event.maybe`` are not.
-7. Run ``pytest tests/rules tests/check``: the contract test lints and executes both examples.
+7. A `SourceRule` names the ``words`` without which a file is not read, and asks a `Source` for
+   autocasts, scalers, dtypes and what a name was set to. Add six look-alikes that are correct to
+   ``tests/check/silent_*.py`` and the ways people write the mistake to ``test_patterns.py``.
+8. Run ``pytest tests/rules tests/check``: the contract test lints and executes both examples.
 """

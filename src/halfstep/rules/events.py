@@ -47,11 +47,13 @@ class Event(NamedTuple):
 
 
 # Construction. SCALER facts: enabled, device, growth_interval, backoff_factor, growth_factor,
-# restored (made where another one's state had been loaded). OPTIMIZER facts: eps, fused, name.
+# variable (that holds it, also of SCALE and LOAD). OPTIMIZER facts: eps, fused, name.
 SCALER, OPTIMIZER, SCHEDULE_MADE = "scaler", "optimizer", "schedule made"
 
-# Contexts. AUTOCAST facts: dtype ("float16", "bfloat16"), enabled, device. NO_SYNC: DDP's.
+# Contexts. AUTOCAST facts: dtype ("float16", "bfloat16"), enabled, device. NO_SYNC: DDP's;
+# facts: chosen (in a branch that the reader took without knowing).
 AUTOCAST_ENTER, AUTOCAST_EXIT = "autocast enter", "autocast exit"
+CACHE_CLEARED = "autocast cache cleared"  # torch.clear_autocast_cache()
 NO_SYNC_ENTER, NO_SYNC_EXIT = "no_sync enter", "no_sync exit"
 
 # One micro-batch. LOSS facts: reduction, count (of valid targets; the guard alone knows it).
@@ -60,7 +62,8 @@ FORWARD, LOSS, SCALE, BACKWARD = "forward", "loss", "scale", "backward"
 
 # Gradients. CLIP facts: how ("norm", "value", "hand"), max_norm (a number, if constant),
 # max_norm_scaled (multiplied by the scale), error_if_nonfinite.
-# EDIT facts: how ("nan", "multiply", "unscale", "set", "zero").
+# EDIT facts: how ("nan": NaN or inf replaced; "add": something without the scale is added;
+# "multiply", "unscale", "set", "zero").
 # ZERO_GRAD facts: set_to_none.
 UNSCALE, CLIP, EDIT, ZERO_GRAD = "unscale", "clip", "edit", "zero_grad"
 
@@ -74,14 +77,16 @@ STEP, OUTCOME, UPDATE = "step", "outcome", "update"
 # SCHEDULE names its optimizer; facts: epoch (a metric or an epoch was passed).
 SCHEDULE, EMA = "schedule", "ema"
 
-# READ_SCALE: get_scale(), state of found_inf. SKIP_TEST facts: operator, skipped (what the path
-# goes on with), rank_local.
+# READ_SCALE: get_scale(), state of found_inf. SKIP_TEST facts: operator, scales (both sides are
+# the scale), skipped (what the path goes on with).
 READ_SCALE, SKIP_TEST = "read scale", "skip test"
 
-# State. SAVE and LOAD facts: holds (kinds of state in the file: "model", "optimizer", "scaler").
+# State. SAVE facts: holds (kinds of state in the file: "model", "optimizer", "scaler", or
+# "anything"), entry (the optimizer's in a dict that is written out). LOAD has a scaler.
 SAVE, LOAD = "save", "load"
 
-# CAST: parameters or inputs to a dtype by hand (facts: dtype, live). EVALUATE: a validation pass.
+# CAST: parameters to a dtype by hand; facts: dtype, live (of a model in training or of its moving
+# average). EVALUATE: a validation pass.
 CAST, EVALUATE = "cast", "evaluate"
 
 # A call that the reader could not look into, with a scaler, an optimizer or a scaled loss in it.

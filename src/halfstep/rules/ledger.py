@@ -27,12 +27,17 @@ class Part:
         stepped: The step that used them.
         under: The step that had used what was there before, and nothing has cleared.
         after_skip: Whether that step may have been skipped.
+        num_clips: Of the window before it.
     """
 
-    __slots__ = ("after_skip", "epoch", "event", "scaler", "stepped", "under", "unscaled")
+    __slots__ = (
+        *("after_skip", "epoch", "event", "num_clips", "scaler", "stepped", "under"),
+        "unscaled",
+    )
 
-    def __init__(self, event: Event, epoch: int) -> None:
+    def __init__(self, event: Event, epoch: int, num_clips: int) -> None:
         self.event = event
+        self.num_clips = num_clips
         self.under: Event | None = None
         self.after_skip = False
         self.scaler = event.scaler
@@ -148,6 +153,7 @@ class Ledger:
         self.autocast: list[Event] = []
         self.num_steps: dict[str, int] = {}
         self.opaque = False
+        self._only_backward = False  # since the last step or zero_grad of any optimizer
         self._windows: dict[str, Window] = {}
         self._scales: dict[str, Scale] = {}
         self._apply = {
@@ -189,6 +195,8 @@ class Ledger:
 
     def apply(self, event: Event) -> None:
         """Take over what `event` does."""
+        if event.kind in (e.BACKWARD, e.STEP, e.ZERO_GRAD):
+            self._only_backward = event.kind == e.BACKWARD
         change = self._apply.get(event.kind)
         if change is not None:
             change(event)
@@ -202,7 +210,10 @@ class Ledger:
 
     def _optimizer(self, event: Event) -> None:
         for optimizer in event.optimizers:
-            self._windows[optimizer] = Window(born=True)
+            made = Window(born=True)
+            if self._only_backward:  # it may be made after a backward, with its gradients
+                made.parts = self.window(optimizer).waiting()
+            self._windows[optimizer] = made
 
     def _enter(self, event: Event) -> None:
         self.autocast.append(event)
@@ -220,7 +231,7 @@ class Ledger:
         epoch = self.scale(event.scaler).epoch if event.scaler else 0
         for optimizer in event.optimizers:
             window = self.window(optimizer)
-            part = Part(event, epoch)
+            part = Part(event, epoch, len(window.clips))
             if window.spent():
                 part.under, part.after_skip = window.spent()[-1].stepped, window.may_be_skipped()
                 window.parts = window.waiting()  # as if they had been cleared

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import overload
 
 from halfstep.records.errors import BadValueError
 from halfstep.rules.rule import Rule
@@ -26,13 +27,12 @@ def names() -> dict[str, str]:
     return {code.upper(): name.replace("_", "-") for code, name in pairs}
 
 
+@functools.cache
 def load(code: str) -> type[Rule]:
     """The rule of `code`; imports its file."""
     known = names()
     if code not in known:
-        raise BadValueError(
-            f"there is no rule {code!r}; `halfstep check --explain` without a code lists them all."
-        )
+        raise BadValueError(f"there is no rule {code!r}; `halfstep rules` lists them all.")
     stem = f"{code.lower()}_{known[code].replace('-', '_')}"
     module = importlib.import_module(f"halfstep.rules.catalog.{stem}")
     (rule,) = (
@@ -46,7 +46,30 @@ def load(code: str) -> type[Rule]:
     return rule
 
 
-def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> list[type[Rule]]:
+class Selection(Sequence[type[Rule]]):
+    """Rules that are imported when somebody looks at one; most files need none.
+
+    Args:
+        codes: Of the rules.
+    """
+
+    def __init__(self, codes: Iterable[str]) -> None:
+        self.codes = tuple(codes)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> type[Rule]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Selection: ...
+    def __getitem__(self, index: int | slice) -> type[Rule] | Selection:
+        if isinstance(index, slice):
+            return Selection(self.codes[index])
+        return load(self.codes[index])
+
+
+def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> Selection:
     """The rules whose code begins with one of `chosen` (all, if empty) and none of `ignored`."""
     known = names()
     for prefix in (*chosen, *ignored):
@@ -55,4 +78,4 @@ def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> list[type
                 f"no rule begins with {prefix!r}; give codes as HS101 or beginnings as HS1."
             )
     wanted, unwanted = tuple(chosen) or ("HS",), tuple(ignored)
-    return [load(c) for c in known if c.startswith(wanted) and not c.startswith(unwanted)]
+    return Selection(c for c in known if c.startswith(wanted) and not c.startswith(unwanted))

@@ -100,9 +100,19 @@ class OrderRule(Rule):
 
 
 class SourceRule(Rule):
-    """A rule over the text of one file, for what no event shows."""
+    """A rule over the text of one file, for what no event shows.
+
+    Attributes:
+        words: A file is read only if one of each group stands in it.
+    """
 
     readers: ClassVar[str] = "L"
+    words: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    @classmethod
+    def concerns(cls, text: str) -> bool:
+        """Whether `text` can have anything for this rule; a cheap look at its words."""
+        return all(any(word in text for word in group) for group in cls.words)
 
     def check(self, source: Source) -> Iterator[Hit]:
         """All that is wrong in `source`."""

@@ -20,6 +20,7 @@ class ClipBeforeUnscale(OrderRule):
     """
 
     severity = "error"
+    fixes = "unsafe"
     listens = (CLIP,)
     message = (
         "the gradients still carry the loss scale here, so that they are clipped to limit / scale."

@@ -51,9 +51,11 @@ for x, y in batches:
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         scale = ledger.scale(event.scaler or "")
         for optimizer in event.optimizers:
-            if scale.stage(optimizer) != UNSCALED or optimizer in scale.abandoned:
+            if scale.stage(optimizer) != UNSCALED:
                 continue
             first, window = scale.reached(optimizer), ledger.window(optimizer)
+            if optimizer in scale.abandoned and (window.parts or not window.known):
+                continue  # HS112 speaks of the window that was dropped
             if window.known and window.scaled():  # the first came too early: it is the one to go
                 yield Hit(first, (event, "unscaled again"))
             else:

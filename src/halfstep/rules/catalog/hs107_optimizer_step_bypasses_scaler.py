@@ -67,12 +67,13 @@ for x, y in batches:
         return Hit(event, (backward, "scaled backward"), message=text, scaler=backward.scaler)
 
     def _again(self, event: Event, optimizer: str, ledger: Ledger) -> Iterator[Hit]:
-        spent = [p for p in ledger.window(optimizer).spent() if p.scaler]
-        if event.scaler:
-            scale = ledger.scale(event.scaler)
-            again = scale.reached(optimizer) if scale.stage(optimizer) == STEPPED else None
-        else:
-            again = spent[-1].stepped if spent else None
+        window = ledger.window(optimizer)
+        spent = [p for p in window.spent() if p.scaler]
+        measured = bool(spent) and len(window.clips) > spent[-1].num_clips
+        asked = event.fact("guarded") and measured
+        again = spent[-1].stepped if spent and not asked else None
+        if event.scaler and ledger.scale(event.scaler).stage(optimizer) == STEPPED:
+            again = ledger.scale(event.scaler).reached(optimizer)
         if again:
             text = "the optimizer has stepped on these gradients already."
             yield Hit(event, (again, "first step"), message=text, scaler=again.scaler)

@@ -52,9 +52,12 @@ for x, y in batches:
         for optimizer in event.optimizers:
             window = ledger.window(optimizer)
             raw = [p for p in window.waiting() if p.scaler is None and p.unscaled is None]
+            late = scale.stage(optimizer) == UNSCALED
             if not raw or not window.known:
                 continue
-            late = scale.stage(optimizer) == UNSCALED
+            measured = len(window.clips) > raw[-1].num_clips
+            if late and measured and event.fact("guarded"):
+                continue
             text = "this comes after unscale_: nobody looks whether its gradients are finite."
             related = (event, "used here" if late else "divided by the scale")
             message = text if late else None

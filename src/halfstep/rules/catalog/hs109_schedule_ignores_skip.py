@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, Event
+from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, Event, Place
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -54,7 +54,7 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
     )
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, str | None], int] = {}
+        self._steps: dict[tuple[str, str | None], list[Place]] = {}
         self._scaled: dict[str, Event] = {}
         self._ahead: dict[str, Event] = {}
 
@@ -66,6 +66,9 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
             if event.kind == STEP:
                 if event.scaler:
                     self._scaled[optimizer] = event
+                for (of, _), steps in self._steps.items():
+                    if of == optimizer:
+                        steps.append(event.where)
             elif self._once_per_step(event, ledger, optimizer):
                 if ledger.window(optimizer).waiting():
                     if event.kind == EMA:  # of a schedule HS110 speaks
@@ -74,14 +77,15 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
                     yield self._hit(event, optimizer)
 
     def _once_per_step(self, event: Event, ledger: Ledger, optimizer: str) -> bool:
-        """Two or more steps since: it moves once per epoch, and one skip is nothing to it."""
-        now = ledger.num_steps.get(optimizer, 0)
-        steps = now - self._last.get((optimizer, event.model), 0)
-        self._last[optimizer, event.model] = now
+        """One line stepped more than once since: it moves per epoch, a skip is nothing to it."""
+        steps = self._steps.get((optimizer, event.model))
+        self._steps[optimizer, event.model] = []
+        if steps is None:
+            steps = [event.where] * ledger.num_steps.get(optimizer, 0)
         step = self._scaled.get(optimizer)
         outside = step is not None and _is_outside(event.fact("loops"), step.fact("loops"))
         waiting = bool(ledger.window(optimizer).waiting())
-        return not outside and (steps == 1 or (steps == 0 and waiting))
+        return not outside and len(set(steps)) == len(steps) and (bool(steps) or waiting)
 
     def _settle(self, ledger: Ledger) -> Iterator[Hit]:
         """What moved before the step it belongs to, now that the step is over."""

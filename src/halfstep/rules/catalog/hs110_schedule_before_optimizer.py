@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import BACKWARD, SCHEDULE, STEP, Event, Place
+from halfstep.rules.events import BACKWARD, SCHEDULE, STEP, UPDATE, Event, Place
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -19,7 +19,8 @@ class ScheduleBeforeOptimizer(OrderRule):
     """
 
     severity = "warning"
-    listens = (SCHEDULE, BACKWARD, STEP)
+    fixes = "unsafe"
+    listens = (SCHEDULE, BACKWARD, STEP, UPDATE)
     message = "the schedule moves before the optimizer: the first learning rate is never used."
     remedy = "call scheduler.step() after the step of the optimizer."
     bad = (
@@ -52,8 +53,11 @@ for x, y in batches:
     def __init__(self) -> None:
         self._ahead: dict[str, Event] = {}
         self._first: dict[Place, Event | None] = {}
+        self._idle: dict[Place, Event] = {}
+        self._num_updates = 0
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        self._num_updates += event.kind == UPDATE
         for optimizer in event.optimizers:
             if event.kind == BACKWARD:
                 self._ahead.pop(optimizer, None)
@@ -73,4 +77,11 @@ for x, y in batches:
         if step:  # it was there before the first step, and it is there again: it opens the loop
             yield Hit(event, (step, "the step it should follow"))
         elif window.born and not ledger.num_steps.get(optimizer) and not ledger.opaque:
+            if event.where in self._first and self._num_updates > 1:
+                self._idle[event.where] = event
             self._first[event.where] = None
+
+    def finish(self, ledger: Ledger) -> Iterator[Hit]:
+        for event in self._idle.values():
+            if not any(ledger.num_steps.get(o) for o in event.optimizers) and not ledger.opaque:
+                yield Hit(event, message="the schedule moves, and its optimizer never steps.")

@@ -50,7 +50,7 @@ for x, y in batches:
     )
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if not event.scaler:
+        if not event.scaler or event.fact("closure"):
             return
         scale = ledger.scale(event.scaler)
         for optimizer in event.optimizers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import STEP, UNSCALE, Event
+from halfstep.rules.events import STEP, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -19,7 +19,7 @@ class GradientsNeverCleared(OrderRule):
     """
 
     severity = "error"
-    listens = (UNSCALE, STEP)
+    listens = (STEP,)
     message = "this adds to gradients that a step has used already; nothing clears them."
     remedy = "call optimizer.zero_grad() once per window."
     bad = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from halfstep.rules.events import STEP, UNSCALE, Event
 from halfstep.rules.examples import SETUP
-from halfstep.rules.ledger import UNSCALED, Ledger
+from halfstep.rules.ledger import UNSCALED, Ledger, Window
 from halfstep.rules.rule import Hit, OrderRule
 
 
@@ -63,5 +63,11 @@ for x, y in batches:
                 continue
             window = ledger.window(optimizer)
             if window.known and window.scaled():
-                late = (window.scaled()[0].event, "backward")
-                yield Hit(scale.reached(optimizer), late, scaler=event.scaler)
+                yield self._hit(window, scale.reached(optimizer), event.scaler)
+
+    def _hit(self, window: Window, unscale: Event, scaler: str) -> Hit:
+        late = window.scaled()[0]
+        if window.unscaled() and late.num_clips > window.unscaled()[-1].num_clips:
+            text = "this comes after unscale_ and the clip: its gradients keep the scale."
+            return Hit(late.event, (unscale, "unscaled"), message=text, scaler=scaler)
+        return Hit(unscale, (late.event, "backward"), scaler=scaler)

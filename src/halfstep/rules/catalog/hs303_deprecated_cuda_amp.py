@@ -1,29 +1,34 @@
-"""Calls of `torch.cuda.amp`, which torch has deprecated."""
+"""Uses of `torch.cuda.amp` and `torch.cpu.amp`, which torch has deprecated."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
+from halfstep.rules.amp_names import Uses, is_annotation, stands_for
+from halfstep.rules.amp_rewrite import edits_of
 from halfstep.rules.examples import SETUP
-from halfstep.rules.rule import Edit, Hit, SourceRule
+from halfstep.rules.rule import Hit, SourceRule
 from halfstep.rules.source import Source
-
-_NAMES = tuple(f"torch.cuda.amp.{name}" for name in ("GradScaler", "autocast"))
 
 
 class DeprecatedCudaAmp(SourceRule):
-    """Calls of `torch.cuda.amp`, which torch has deprecated.
+    """Uses of `torch.cuda.amp` and `torch.cpu.amp`, which torch has deprecated.
 
-    What: `torch.cuda.amp.autocast` and `GradScaler`. Why: they warn since torch 2.4 and are to be
-    removed; the new ones take the device as their first argument. Source:
-    ``torch/cuda/amp/autocast_mode.py``, ``torch/cuda/amp/grad_scaler.py``.
+    What: their `autocast` and `GradScaler`, and CUDA's `custom_fwd` and `custom_bwd`, under
+    whatever name they were imported. Why: they warn since torch 2.4 and are to be removed; the new
+    ones take the device. Code that chooses between both by version or by `try` is left alone.
+    Source: ``torch/cuda/amp/autocast_mode.py``, ``torch/cuda/amp/grad_scaler.py``.
     """
 
     severity = "warning"
     fixes = "safe"
+    words = (
+        ("cuda.amp", "cpu.amp", "import amp"),
+        ("autocast", "GradScaler", "custom_fwd", "custom_bwd"),
+    )
     message = "{name} is deprecated and will be removed."
-    remedy = 'write torch.amp.{last}("cuda", ...).'
+    remedy = "write {new}."
     bad = (
         SETUP.replace('torch.amp.GradScaler("cpu", ', "torch.cuda.amp.GradScaler(").replace(
             "init_scale=1024.0)", "init_scale=1024.0)  # <- HS303"
@@ -42,17 +47,20 @@ with torch.amp.autocast("cuda"):
     )
 
     def check(self, source: Source) -> Iterator[Hit]:
-        for name, call in source.calls(*_NAMES):
-            last = name.rsplit(".", 1)[-1]
-            edits = self._edits(source, call, last)
-            yield Hit(source.place(call), edits=edits, name=name, last=last)
+        uses = Uses(source)
+        for use in uses.all():
+            if is_annotation(source, use.node) or uses.has_both(use):
+                continue
+            where: ast.AST = use.call or use.node
+            yield Hit(
+                source.place(where),
+                edits=edits_of(source, uses, use),
+                name=stands_for(use),
+                new=_new(use.last, use.device),
+            )
 
-    def _edits(self, source: Source, call: ast.Call, last: str) -> tuple[Edit, ...]:
-        """Only where the whole name stands there: an import needs a look at all its uses."""
-        if ast.unparse(call.func) != f"torch.cuda.amp.{last}":
-            return ()
-        function = source.place(call.func)
-        after = function._replace(line=function.end_line, column=function.end_column + 1)
-        comma = ", " if call.args or call.keywords else ""
-        start = after._replace(end_line=after.line, end_column=after.column)
-        return Edit(function, f"torch.amp.{last}"), Edit(start, f'"cuda"{comma}')
+
+def _new(last: str, device: str) -> str:
+    if last.startswith("custom"):
+        return f'torch.amp.{last}(device_type="{device}", ...)'
+    return f'torch.amp.{last}("{device}", ...)'

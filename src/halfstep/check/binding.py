@@ -1,0 +1,79 @@
+"""Assignments of the interpreter: what a name, an attribute or an item is from now on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from halfstep.check import gradients
+from halfstep.check.module import last_name
+from halfstep.check.objects import Instance, Scope
+from halfstep.check.values import Const, Grad, Mapping, Params, Unknown, Value
+from halfstep.rules import events as e
+
+if TYPE_CHECKING:
+    from halfstep.check.machine import Machine
+
+_AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])")
+
+
+class Binding:
+    """Assigns for a `Machine`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.weak = 0  # depth of branches that are run without a decision whether they are
+
+    def augment(self, node: ast.AugAssign, scope: Scope) -> None:
+        """``target op= value``."""
+        if isinstance(node.target, ast.Attribute) and node.target.attr == "grad":
+            owner = self._machine.expressions.evaluate(node.target.value, scope)
+            if isinstance(owner, Params):
+                value = self._machine.expressions.evaluate(node.value, scope)
+                how = gradients.of_operator(node.op, node.value, value)
+                self._machine.emit(e.EDIT, node, facts={"how": how, "models": owner.of})
+                return
+        combined = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
+        self.bind(node.target, self._machine.expressions.evaluate(combined, scope), scope)
+
+    def bind(self, target: ast.expr, value: Value, scope: Scope) -> None:
+        """Assign `value` to a name, an attribute, an item or a tuple of these."""
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for i, part in enumerate(target.elts):
+                self.bind(part, self._machine.expressions.item(value, i), scope)
+        elif isinstance(target, ast.Starred):
+            self.bind(target.value, self._machine.unknown("*", value.models), scope)
+        else:
+            self._bind_one(target, value, scope)
+
+    def _bind_one(self, target: ast.expr, value: Value, scope: Scope) -> None:
+        if self.weak and isinstance(value, Const):
+            value = self._machine.unknown()
+        value = self._machine.expressions.named(value, target)
+        if isinstance(target, ast.Name):
+            scope.set(target.id, value)
+        elif isinstance(target, ast.Attribute):
+            owner = self._machine.expressions.evaluate(target.value, scope)
+            if isinstance(owner, Instance):
+                owner.attributes[target.attr] = value
+                self._note_average(owner.cls.node.name, value)
+            elif isinstance(owner, Mapping):
+                owner.items[target.attr] = value
+            elif target.attr == "grad" and isinstance(owner, Params):
+                how = gradients.of_assignment(target, value)
+                self._machine.emit(e.EDIT, target, facts={"how": how, "models": owner.of})
+        elif isinstance(target, ast.Subscript):
+            owner = self._machine.expressions.evaluate(target.value, scope)
+            if isinstance(owner, Mapping):
+                key = self._machine.expressions.evaluate(target.slice, scope)
+                owner.items[key.value if isinstance(key, Const) else "**"] = value
+            elif isinstance(owner, Grad):
+                how = gradients.of_assignment(target, value)
+                self._machine.emit(e.EDIT, target, facts={"how": how, "models": owner.of})
+        self._note_average(last_name(target) or "", value)
+
+    def _note_average(self, name: str, value: Value) -> None:
+        """By its name alone: there are as many classes for it as projects."""
+        if isinstance(value, Unknown) and _AVERAGE.search(name):
+            self._machine.averages.add(value.root)

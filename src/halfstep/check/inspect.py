@@ -1,0 +1,130 @@
+"""One file -> what the rules say about it, with places and source as a reader sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from halfstep.check.checklist import evidence
+from halfstep.check.documents import Piece, open_document
+from halfstep.check.files import Unreadable, read_bytes
+from halfstep.check.module import GATE, Module
+from halfstep.check.project import Project
+from halfstep.check.raw import Raw
+from halfstep.check.reports import FileReport
+from halfstep.check.view import View
+from halfstep.rules.judge import finding_of, hits_of
+from halfstep.rules.rule import Edit, OrderRule, Rule, SourceRule
+
+
+def inspect_file(path: str, rules: Sequence[type[Rule]], project: Project) -> FileReport:
+    """Check a file of any kind; what goes wrong is in the report."""
+    try:
+        return inspect_data(path, read_bytes(path), rules, project)
+    except Unreadable as problem:
+        report = FileReport()
+        report.problems.append(str(problem))
+        return report
+
+
+def inspect_data(
+    path: str, data: bytes, rules: Sequence[type[Rule]], project: Project | None = None
+) -> FileReport:
+    """Check the content of a file of any kind; what goes wrong is in the report."""
+    report = FileReport()
+    try:
+        document = open_document(path, data)
+        report.problems += document.problems
+        for piece in document.pieces:
+            inspect_piece(path, piece, rules, report, project)
+    except Unreadable as problem:
+        report.problems.append(str(problem))
+    except Exception as error:  # the other files are worth checking all the same
+        report.broken = True
+        what = f"{type(error).__name__}: {error}"
+        report.problems.append(f"halfstep failed here ({what}); please report it")
+    return report
+
+
+def inspect_piece(
+    path: str,
+    piece: Piece,
+    rules: Sequence[type[Rule]],
+    report: FileReport,
+    project: Project | None = None,
+) -> None:
+    """Check one text and add what is found to `report`.
+
+    Raises:
+        Unreadable: It is not Python.
+    """
+    project = project or Project()
+    if not _is_concerned(piece.text, rules):
+        return
+    try:
+        module = Module(path, piece.text)
+        project.add(module)
+        raws = list(raw_findings(module, project, rules))
+        view = View(module, piece, project)
+        report.seen |= evidence(piece.text)
+        report.comments += view.comments()
+        for raw in raws:
+            comments = view.silencing(raw.finding)
+            report.used |= comments
+            if not comments:
+                report.found.append(view.source_finding(raw))
+    except SyntaxError as error:
+        _, line = piece.spot(error.lineno or 0)
+        raise Unreadable(f"line {line}: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise Unreadable("nested too deeply") from None
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
+
+
+def _is_concerned(text: str, rules: Sequence[type[Rule]]) -> bool:
+    """Whether `text` is worth parsing; a look at its words, which is a hundred times faster."""
+    if GATE.search(text):
+        return True
+    return any(issubclass(rule, SourceRule) and rule.concerns(text) for rule in rules)
+
+
+def raw_findings(module: Module, project: Project, rules: Sequence[type[Rule]]) -> Iterator[Raw]:
+    """What the rules say about a file, each finding once."""
+    linted = [rule for rule in rules if "L" in rule.readers]
+    over_text = [r for r in linted if issubclass(r, SourceRule) and r.concerns(module.text)]
+    over_events = [r for r in linted if issubclass(r, OrderRule)]
+    seen = set()
+    for raw in (*_of_source(module, over_text), *_of_paths(module, project, over_events)):
+        key = raw.finding.code, raw.finding.path, raw.finding.line
+        if key not in seen:
+            seen.add(key)
+            yield raw
+
+
+def _of_source(module: Module, rules: list[type[SourceRule]]) -> Iterator[Raw]:
+    if not rules:
+        return
+    from halfstep.check.facts import Facts
+
+    facts = Facts(module)
+    for rule in rules:
+        for hit in rule().check(facts):
+            end = hit.where.end_line, hit.where.end_column
+            yield Raw(finding_of(rule, hit), end, hit.edits, rule.fixes if hit.edits else None)
+
+
+def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) -> Iterator[Raw]:
+    if not rules or not GATE.search(module.text):
+        return
+    from halfstep.check.read import read  # the reader is half of the package
+
+    for events in read(module, project):
+        for rule, hit in hits_of(events, rules):
+            finding = finding_of(rule, hit)
+            edits: tuple[Edit, ...] = ()
+            if rule.fixes and finding.path == module.path:
+                from halfstep.check.repairs import repair
+
+                edits = repair(finding, hit.edits, module)
+            end = hit.where.end_line, hit.where.end_column
+            yield Raw(finding, end, edits, rule.fixes if edits else None)

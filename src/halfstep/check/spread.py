@@ -1,0 +1,64 @@
+"""Work spread over cores, where that is worth the start of a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from halfstep.check.inspect import inspect_file
+from halfstep.check.project import Project
+from halfstep.check.reports import FileReport
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
+    from halfstep.rules.rule import Rule
+
+_WORTH_A_PROCESS = 300_000  # bytes; about half a second of work, against 0.05 s for a start
+_PIECES_PER_PROCESS = 4
+
+
+def spread(
+    paths: list[str], size: int, rules: Sequence[type[Rule]], jobs: int | None = None
+) -> list[FileReport]:
+    """Inspect files; the reports come in the order of the paths, whatever the number of jobs.
+
+    Args:
+        paths: Of the files.
+        size: Of all of them together, in bytes.
+        rules: From the registry.
+        jobs: Processes at most; ``None`` for as many as there are cores.
+    """
+    jobs = jobs or min(_cores(), size // _WORTH_A_PROCESS)
+    jobs = min(jobs, len(paths))
+    if jobs <= 1:
+        return _inspect_all((paths, [rule.code for rule in rules]))
+    codes = [rule.code for rule in rules]
+    length = -(-len(paths) // (jobs * _PIECES_PER_PROCESS))
+    pieces = [(paths[i : i + length], codes) for i in range(0, len(paths), length)]
+    with _context().Pool(jobs) as pool:
+        return [report for part in pool.imap(_inspect_all, pieces) for report in part]
+
+
+def _inspect_all(piece: tuple[list[str], list[str]]) -> list[FileReport]:
+    from halfstep.rules.registry import load
+
+    paths, codes = piece
+    rules, project = [load(code) for code in codes], Project()
+    return [inspect_file(path, rules, project) for path in paths]
+
+
+def _context() -> BaseContext:
+    """A fork starts ten times faster, and is safe as long as there are no threads."""
+    import multiprocessing
+    import threading
+
+    fork = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
+    return multiprocessing.get_context("fork" if fork else "spawn")
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,123 @@
+"""Models whose parameters are cast to FP16 or BF16 and then given to a stock optimizer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from halfstep.rules.source import LOW, Source
+from halfstep.rules.syntax import argument, body_of, dotted, inside, last, receiver
+
+# Optimizers that keep FP32 copies, or adapters that stay in FP32 beside a model that does not.
+_KEEPS_COPIES = (
+    "lora",
+    "peft",
+    "master",
+    "deepspeed",
+    "apex",
+    "fp16_optimizer",
+    "fp16optimizer",
+    "kahan",
+    "fp32_",
+)
+
+_RETURN_THEMSELVES = frozenset(["to", "cuda", "cpu", "train", "eval", "apply"])
+
+
+class LowWeights(NamedTuple):
+    """A cast of a model and the optimizer that steps the result.
+
+    Attributes:
+        cast: The call.
+        dtype: ``"float16"`` or ``"bfloat16"``; both, joined by "or", where a setting decides.
+        model: The variable.
+        optimizer: The call that makes it.
+        sure: Whether no condition stands around the cast.
+    """
+
+    cast: ast.Call
+    dtype: str
+    model: str
+    optimizer: ast.Call
+    sure: bool
+
+
+def low_weights(source: Source) -> list[LowWeights]:
+    """All in a file that trains."""
+    low = source.text.lower()
+    if any(word.lower() in low for word in _KEEPS_COPIES):
+        return []
+    optimizers = list(_optimizers(source))
+    found = []
+    for cast, dtypes, model in _casts(source) if optimizers else ():
+        scope = _scope(source, cast, model)
+        owned = [c for c, name in optimizers if name == model and _scope(source, c, model) is scope]
+        if owned and not _undone(source, model, scope) and not source.is_inference(cast):
+            sure = not any(isinstance(p, (ast.If, ast.IfExp)) for p in source.parents(cast))
+            found.append(LowWeights(cast, " or ".join(sorted(dtypes)), model, owned[0], sure))
+    return found
+
+
+def _scope(source: Source, call: ast.Call, model: str) -> ast.AST:
+    """The function of a call; the class, for what an object has from its beginning."""
+    function = source.function(call)
+    if model.startswith("self.") and getattr(function, "name", "") == "__init__":
+        return next(source.parents(function))
+    return function
+
+
+def cast_to(source: Source, call: ast.Call) -> frozenset[str]:
+    """Low dtypes that ``x.half()``, ``x.to(dtype)`` and their kin surely cast to; else empty."""
+    method = last(call) if isinstance(call.func, ast.Attribute) else ""
+    if method in ("half", "bfloat16"):
+        return frozenset(["float16" if method == "half" else "bfloat16"])
+    if method not in ("to", "type"):
+        return frozenset()
+    given = argument(call, None, "dtype")
+    for node in [given] if given else call.args:
+        dtypes = source.dtypes(node)
+        if dtypes <= LOW:
+            return dtypes
+    return frozenset()
+
+
+def _casts(source: Source) -> Iterator[tuple[ast.Call, frozenset[str], str]]:
+    for node in source.nodes(ast.Call):
+        if dtypes := cast_to(source, node):
+            owner = receiver(node)
+            while isinstance(owner, ast.Call) and last(owner) in _RETURN_THEMSELVES:
+                owner = receiver(owner)
+            name = dotted(owner) if owner is not None else ""
+            if name:
+                yield node, dtypes, name
+            elif isinstance(owner, ast.Call) and "copy" not in ast.unparse(owner):
+                statement = next(source.parents(node))
+                if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                    yield node, dtypes, dotted(statement.targets[0])
+
+
+def _optimizers(source: Source) -> Iterator[tuple[ast.Call, str]]:
+    """Stock optimizers over all parameters of one model."""
+    for node in source.nodes(ast.Call):
+        name = source.resolve(node.func) or ""
+        if not name.startswith("torch.optim.") or not last(node)[:1].isupper():
+            continue
+        params = argument(node, 0, "params")
+        owner = receiver(params) if isinstance(params, ast.Call) else None
+        if owner is not None and last(params or node) == "parameters" and dotted(owner):
+            yield node, dotted(owner)
+
+
+def _undone(source: Source, model: str, scope: ast.AST) -> bool:
+    """Whether the model is put back to FP32, or is not trained."""
+    nodes = ast.walk(scope) if isinstance(scope, ast.ClassDef) else inside(body_of(scope))
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if dotted(node.func.value) != model:
+                continue
+            if node.func.attr in ("float", "double", "requires_grad_"):
+                return True
+            if node.func.attr == "to" and any(source.dtypes(a) == {"float32"} for a in node.args):
+                return True
+    return False
