@@ -88,7 +88,7 @@ def test_schedules_and_averages_that_ignore_skips_are_found(
     assert rows
     for reading in READINGS:
         missed = [row.program.body for row in rows if not row.is_as_demanded(reading)]
-        assert len(missed) <= 0.01 * len(rows)
+        assert len(missed) <= (0.02 if group == "two edits" else 0.01) * len(rows)
 
 
 @pytest.mark.parametrize("group", ["one edit", "held out"])
