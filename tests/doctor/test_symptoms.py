@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -138,3 +139,21 @@ def test_resume_that_differs_is_found() -> None:
     symptom = checked(dataclasses.replace(MLP, loss_fn=loss_fn), "resume")
     assert symptom.found
     assert "differs first" in symptom.evidence
+
+
+def test_profile_holds_a_step_of_every_format(tmp_path: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    path = tmp_path / "traces" / "step.json"
+    hs.diagnose(
+        hs.Recipe(
+            name="profiled",
+            model=lambda: model,
+            loss_fn=lambda m, x: m(x).float().square().mean(),
+            batches=lambda: [torch.ones(4, 8)],
+            optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        ),
+        profile=path,
+    )
+    names = [event.get("name") for event in json.loads(path.read_text())["traceEvents"]]
+    assert {"halfstep fp32", "halfstep bf16", "halfstep fp16"} <= set(names)
+    assert "aten::_to_copy" in names

@@ -43,6 +43,9 @@ def doctor(
             help="Folder for the failing op's inputs and a script that needs torch alone."
         ),
     ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Write a profiler trace of a step in every format (.json).")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the diagnosis as one HTML page.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
@@ -75,6 +78,7 @@ def doctor(
                 symptoms=tuple(symptom or ()),
                 max_norm=max_norm,
                 repro=repro,
+                profile=profile,
             )
             page.write(lambda: doctor_page(found))
         is_found = not found.is_healthy

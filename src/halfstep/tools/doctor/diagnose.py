@@ -39,6 +39,7 @@ from halfstep.tools.doctor.lost_updates import TriedUpdate, lost_causes, try_upd
 from halfstep.tools.doctor.one_batch import OneBatch
 from halfstep.tools.doctor.pass_errors import pass_error
 from halfstep.tools.doctor.passes import INIT_SCALE, Pass, largest_finite_scale, trace_pass
+from halfstep.tools.doctor.profile import write_profile
 from halfstep.tools.doctor.reproduction import write_reproduction
 from halfstep.tools.doctor.symptoms import Findings, check_symptoms, checked_names
 from halfstep.tools.doctor.underflow import gradient_underflow
@@ -64,6 +65,7 @@ def diagnose(
     symptoms: Sequence[str] = (),
     max_norm: float | None = None,
     repro: str | Path | None = None,
+    profile: str | Path | None = None,
 ) -> Diagnosis:
     """Run one batch of a recipe in FP32, BF16 and FP16 and say what breaks, where and why.
 
@@ -83,6 +85,8 @@ def diagnose(
         max_norm: To what you clip; for the check ``"clipped-gradients"``.
         repro: A folder for the failing op's inputs and a script that shows the failure with torch
             alone; written only where an op fails.
+        profile: A ``.json`` file for a profiler trace of one step in every format that runs; for
+            "mixed precision is not faster".
 
     Returns:
         The diagnosis; `Diagnosis.is_healthy` and its text say the verdict.
@@ -107,6 +111,11 @@ def diagnose(
             found = examined.diagnosis(steps, names, max_norm)
             if repro is not None:
                 write_reproduction(examined.found, found.causes, Path(repro))
+            if profile is not None:
+                formats = [
+                    name for name in ("fp32", "bf16", "fp16") if name in examined.found.passes
+                ]
+                write_profile(examined.subject, examined.policy, formats, Path(profile))
             return found
         finally:
             examined.subject.close()
@@ -142,10 +151,8 @@ class _Examined:
 
     def diagnosis(self, steps: int, symptoms: Sequence[str], max_norm: float | None) -> Diagnosis:
         """Run everything."""
-        self.subject.run(
-            self._policy("fp32")
-        )  # untraced: an error of the user's own looks like one
-        self.found.passes["fp32"] = trace_pass(self.subject, "fp32", self._policy("fp32"))
+        self.subject.run(self.policy("fp32"))  # untraced: an error of the user's own looks like one
+        self.found.passes["fp32"] = trace_pass(self.subject, "fp32", self.policy("fp32"))
         for name, format, scale in PASSES:
             self._run(name, format, scale)
         self._settle_scale()
@@ -163,7 +170,7 @@ class _Examined:
         errors = [cause for cause in causes if cause.severity == "error"]
         passes = self.found.passes
         findings = Findings(
-            self.found, self.range, self.update.lost, causes, self._policy, max_norm, self.seed
+            self.found, self.range, self.update.lost, causes, self.policy, max_norm, self.seed
         )
         return Diagnosis(
             recipe=self.subject.recipe.name,
@@ -194,7 +201,7 @@ class _Examined:
             return compare_runs(
                 self.subject.recipe,
                 errors,
-                self._policy,
+                self.policy,
                 steps=steps,
                 seed=self.seed,
                 device=self.subject.device,
@@ -204,12 +211,13 @@ class _Examined:
             logger.warning("no runs to compare: %s", error)
             return Equality(tuple(errors), (), math.nan, {})
 
-    def _policy(self, format: str) -> Policy:
+    def policy(self, format: str) -> Policy:
+        """The user's rules in a format."""
         return replace(self.rules, format=format)
 
     def _run(self, name: str, format: str, scale: float) -> None:
         try:
-            low = trace_pass(self.subject, name, self._policy(format), scale)
+            low = trace_pass(self.subject, name, self.policy(format), scale)
         except Exception as error:  # FP32 ran, so the format is to blame, if it is not the tracer
             is_ours = isinstance(error, HalfstepError) and not isinstance(error, RefusedOpError)
             if is_ours or not self._fails_untraced(format, scale):
@@ -221,7 +229,7 @@ class _Examined:
 
     def _fails_untraced(self, format: str, scale: float) -> bool:
         try:
-            self.subject.run(self._policy(format), scale)
+            self.subject.run(self.policy(format), scale)
         except Exception:
             return True
         return False
