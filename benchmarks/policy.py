@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import os
 import statistics
@@ -34,8 +33,8 @@ from torch import Tensor
 import halfstep as hs
 from halfstep.recipes.lm import build as lm
 
-update: Any = importlib.import_module("update")  # the benchmark beside this one
-quartiles = update.quartiles
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.update import busy_fraction, machine, quartiles
 
 CALLS = 200  # per timing: one call is too short for the clock
 FP16, FP32 = torch.float16, torch.float32
@@ -174,14 +173,14 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="run on a busy machine too")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    busy = update.busy_fraction()
+    busy = busy_fraction()
     if busy > 0.2 and not options.force:
         sys.exit(f"other processes use {busy:.0%} of the cores; wait, or give --force")
     rounds = 5 if options.quick else 60
     stock_before(rounds)
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
-        **update.machine(),
+        **machine(),
         "command": "python benchmarks/policy.py",
         "busy": round(busy, 3),
         "enter and leave": contexts(rounds),

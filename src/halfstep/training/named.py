@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from halfstep.precision.nearest import did_you_mean
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
 
 T = TypeVar("T")
@@ -60,10 +60,9 @@ def check_name(setting: str, name: object, names: Collection[str]) -> None:
     if not isinstance(name, str):
         known = ", ".join(map(repr, names))
         raise BadTypeError(f"{setting} takes names ({known}), got {type(name).__name__}.")
-    near = difflib.get_close_matches(str(name), list(names), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise BadValueError(
-        f"{setting} names {name!r}, this engine has {', '.join(map(repr, names))}{hint}"
+        f"{setting} names {name!r}, this engine has {', '.join(map(repr, names))}"
+        f"{did_you_mean(name, names)}"
     )
 
 
