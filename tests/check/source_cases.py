@@ -22,6 +22,53 @@ STEP = "    scaler.step(optimizer)\n    scaler.update()\n    optimizer.zero_grad
 PLAIN = "for x, y in loader:\n    scaler.scale(loss_of(x, y)).backward()\n" + STEP
 
 CASES = {
+    "a joint clip after one of each": HEAD
+    + """\
+head = nn.Linear(8, 2)
+second = torch.optim.SGD(head.parameters(), lr=0.1)
+for x, y in loader:
+    scaler.scale(loss_of(head(x), y)).backward()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(second)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+    nn.utils.clip_grad_norm_([*model.parameters(), *head.parameters()], 1.0)  # <- HS120
+    scaler.step(optimizer)
+    scaler.step(second)
+    scaler.update()
+    optimizer.zero_grad()
+    second.zero_grad()
+""",
+    "a step left over ahead of unscale and clip": HEAD
+    + """\
+for x, y in loader:
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.step(optimizer)  # <- HS107
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+"""
+    + STEP,
+    "one of two windows cleared too early": HEAD
+    + """\
+for x, y in loader:
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.unscale_(optimizer)
+    optimizer.zero_grad()  # <- HS126
+    scaler.step(optimizer)
+    scaler.update()
+    scaler.scale(loss_of(x, y)).backward()
+"""
+    + STEP,
+    "a plain backward and step on top of a scaled window": HEAD
+    + """\
+for x, y in loader:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    loss_of(x, y).backward()  # <- HS127
+    optimizer.step()
+""",
     "unscale and update after each micro-batch": HEAD
     + """\
 for i, (x, y) in enumerate(loader):

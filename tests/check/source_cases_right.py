@@ -5,6 +5,32 @@ from __future__ import annotations
 from source_cases import HEAD, PLAIN, STEP
 
 FINE = {
+    "clipped to look at, then dropped": HEAD
+    + """\
+optimizer.zero_grad()
+for x, y in loader:
+    scaler.scale(loss_of(x, y)).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    print(norm)
+    optimizer.zero_grad()
+    scaler.scale(loss_of(x, y)).backward()
+"""
+    + STEP,
+    "a plain loss whose gradients are cleared": HEAD
+    + """\
+for x, y in loader:
+    loss_of(x, y).backward()
+    saliency = [p.grad.abs().sum() for p in model.parameters()]
+    optimizer.zero_grad()
+    scaler.scale(loss_of(x, y)).backward()
+"""
+    + STEP,
+    "gradients that are never stepped on": HEAD
+    + """\
+for x, y in loader:
+    scaler.scale(loss_of(x, y)).backward()
+    print(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+""",
     "the scaler in a file of its own": HEAD
     + PLAIN
     + 'torch.save(optimizer.state_dict(), "o.pt")\ntorch.save(scaler.state_dict(), "s.pt")\n',

@@ -45,13 +45,19 @@ def double_mutants(loops: Sequence[Program], number: int, seed: int = 0) -> list
     return list(found.values())
 
 
-def edits_at(program: Program, position: int) -> Iterator[Program]:
-    """Programs that one edit of the operation at `position`, or one beside it, makes."""
+def edits_at(program: Program, position: int, own: Sequence[Op]) -> Iterator[Program]:
+    """Programs that one edit of the operation at `position`, or one beside it, makes.
+
+    Args:
+        program: To change.
+        position: Of an operation in it.
+        own: Operations that an insertion may bring beside those of every mutant.
+    """
     body = program.body
     rest = (*body[:position], *body[position + 1 :])
     bodies = [rest]
     bodies += [(*rest[:j], body[position], *rest[j:]) for j in range(len(body))]
-    for op in (*insertable(program), body[position]):
+    for op in (*insertable(program), *own, body[position]):
         bodies += [(*body[:i], op, *body[i:]) for i in (position, position + 1)]
     for changed in dict.fromkeys(bodies):
         yield dataclasses.replace(program, body=changed)

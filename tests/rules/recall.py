@@ -21,7 +21,7 @@ from mutations import all_mutants, double_mutants
 from programs import FORMS, Program, flat
 from recorder import record
 from trial import Environment, Harness
-from verdicts import CLOCK, INERT, RAISES, RIGHT, VALUE, verdict
+from verdicts import CLOCK, INERT, RAISES, SCALE_LAW, STILL, UNSEEN, VALUE, verdict
 
 from halfstep.check.linter import check_text
 from halfstep.records.finding import Finding
@@ -44,14 +44,13 @@ class Judged:
         """Whether the findings are what the verdict demands; `without` is a rule left out."""
         found = [f for f in self.found[reading] if f.code != without]
         strong = [f for f in found if f.severity != "note"]
-        if self.truth in (RAISES, VALUE):
+        if self.truth in (RAISES, VALUE, STILL):
             return bool(strong)
         if self.truth == CLOCK:
-            # gradients that are cleared too early stop the clock as well: that finding is enough
-            return any(f.code in ("HS109", "HS110", "HS126") for f in found)
-        if self.truth == INERT:  # weights that never move are an error all the same
-            return all(f.severity == "warning" or f.code == "HS126" for f in strong)
-        return not strong if self.truth == RIGHT else all(f.severity == "warning" for f in strong)
+            return any(f.code in ("HS109", "HS110") for f in found)
+        if self.truth in (SCALE_LAW, INERT):
+            return all(f.severity == "warning" for f in strong)
+        return self.truth == UNSEEN or not strong
 
 
 def findings(program: Program, reading: str) -> list[Finding]:

@@ -7,7 +7,6 @@ scaling erased (`erased`, plain Python). ``HALFSTEP_MUTANT_STRIDE=10`` takes eve
 from __future__ import annotations
 
 import os
-from collections import Counter
 
 import pytest
 from loops import HELD_OUT, LOOPS
@@ -15,11 +14,11 @@ from mutations import all_mutants, double_mutants, edits_at
 from programs import FORMS, Program, operations_by_line
 from recall import READINGS, Judged, Table, findings, judge_all
 from trial import ENVIRONMENTS, run
-from verdicts import CLOCK, INERT, RAISES, RIGHT, SCALE_LAW, VALUE, verdict
+from verdicts import CLOCK, INERT, RAISES, RIGHT, SCALE_LAW, STILL, UNSEEN, VALUE, verdict
 
 STRIDE = int(os.environ.get("HALFSTEP_MUTANT_STRIDE", "1"))
 NUM_DOUBLE = 3000
-NUM_LARGE = 100  # members of a stratum that stands for itself; smaller ones are pooled
+GROUPS = ("one edit", "two edits", "held out")
 CORRECT = (*LOOPS, *HELD_OUT)
 
 
@@ -33,21 +32,6 @@ def judged() -> dict[str, list[Judged]]:
     }
     rows = iter(judge_all([program for group in groups.values() for program in group]))
     return {name: [next(rows) for _ in group] for name, group in groups.items()}
-
-
-def shares(rows: list[Judged], *truths: str) -> dict[tuple[str, str, str], float]:
-    """Share of programs judged as demanded per stratum and reading, small strata pooled."""
-    sizes = Counter((row.truth, row.program.edit) for row in rows)
-    total: Counter[tuple[str, str, str]] = Counter()
-    right: Counter[tuple[str, str, str]] = Counter()
-    for row in rows:
-        if row.truth in truths:
-            large = sizes[row.truth, row.program.edit] >= NUM_LARGE // STRIDE
-            edit = row.program.edit if large or " + " not in row.program.edit else "other pairs"
-            for reading in READINGS:
-                total[row.truth, edit, reading] += 1
-                right[row.truth, edit, reading] += row.is_as_demanded(reading)
-    return {key: right[key] / number for key, number in total.items()}
 
 
 @pytest.mark.parametrize("loop", CORRECT, ids=lambda loop: loop.name)
@@ -70,44 +54,26 @@ def test_correct_loop_gives_no_finding(loop: Program, reading: str) -> None:
     assert findings(loop, reading) == []
 
 
-@pytest.mark.parametrize("group", ["one edit", "two edits", "held out"])
+@pytest.mark.parametrize("group", GROUPS)
 def test_wrong_programs_are_found_in_every_stratum_and_reading(
     judged: dict[str, list[Judged]], group: str
 ) -> None:
-    print(Table.of(judged[group]))
-    found = shares(judged[group], RAISES, VALUE)
+    table = Table.of(judged[group])
+    print(table)
+    found = table.shares(RAISES, VALUE, STILL)
     assert STRIDE > 1 or len({key[:2] for key in found}) >= 5
     assert {key: share for key, share in found.items() if share < 0.99} == {}
 
 
-@pytest.mark.parametrize("group", ["one edit", "two edits", "held out"])
-def test_schedules_and_averages_that_ignore_skips_are_found(
-    judged: dict[str, list[Judged]], group: str
+@pytest.mark.parametrize("truths", [(CLOCK,), (SCALE_LAW, INERT), (RIGHT,)])
+@pytest.mark.parametrize("group", GROUPS)
+def test_other_programs_get_what_their_verdict_demands(
+    judged: dict[str, list[Judged]], group: str, truths: tuple[str, ...]
 ) -> None:
-    rows = [row for row in judged[group] if row.truth == CLOCK]
+    rows = [row for row in judged[group] if row.truth in truths]
+    missed = [(r, row.program.body) for r in READINGS for row in rows if not row.is_as_demanded(r)]
     assert rows
-    for reading in READINGS:
-        missed = [row.program.body for row in rows if not row.is_as_demanded(reading)]
-        assert len(missed) <= (0.02 if group == "two edits" else 0.01) * len(rows)
-
-
-@pytest.mark.parametrize("group", ["one edit", "held out"])
-def test_right_programs_give_no_error_and_no_warning(
-    judged: dict[str, list[Judged]], group: str
-) -> None:
-    rows = [row for row in judged[group] if row.truth == RIGHT]
-    said = {r: [row.program.body for row in rows if not row.is_as_demanded(r)] for r in READINGS}
-    assert rows
-    assert said == {reading: [] for reading in READINGS}
-
-
-@pytest.mark.parametrize("group", ["one edit", "two edits", "held out"])
-def test_harmless_programs_give_no_error(judged: dict[str, list[Judged]], group: str) -> None:
-    rows = [row for row in judged[group] if row.truth in (SCALE_LAW, INERT, RIGHT)]
-    for reading in READINGS:
-        said = [row.program.body for row in rows if not row.is_as_demanded(reading)]
-        # two edits can drop a window whose scaled gradients were clipped: an error without effect
-        assert len(said) <= 0.035 * len(rows)
+    assert missed == []
 
 
 def test_finding_stands_where_one_edit_repairs_the_program(
@@ -116,18 +82,19 @@ def test_finding_stands_where_one_edit_repairs_the_program(
     wrong = [row for row in judged["one edit"] if row.truth in (RAISES, VALUE)][::5]
     reported = [row for row in wrong if row.found["flat"]]
     astray = [row for row in reported if not can_be_repaired(row)]
-    assert len(astray) <= 0.025 * len(reported)
+    assert len(astray) <= 0.01 * len(reported)
 
 
 def can_be_repaired(row: Judged) -> bool:
     """Whether an edit at an operation that a finding points at makes the program right."""
     lines = operations_by_line(row.program)
     strong = [f for f in row.found["flat"] if f.severity != "note"]
-    changed = [p for f in strong if f.line in lines for p in edits_at(row.program, lines[f.line])]
     (loop,) = (loop for loop in LOOPS if loop.name == row.program.name)
+    places = [lines[f.line] for f in strong if f.line in lines]
+    changed = [p for place in places for p in edits_at(row.program, place, loop.body)]
     if any(program.body == loop.body for program in changed):
         return True
-    return any(verdict(program) in (SCALE_LAW, INERT, RIGHT) for program in changed)
+    return any(verdict(program) in (SCALE_LAW, INERT, RIGHT, UNSEEN) for program in changed)
 
 
 @pytest.mark.parametrize("code", ["HS101", "HS104", "HS107", "HS127", "HS129"])

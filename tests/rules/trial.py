@@ -15,10 +15,6 @@ import torch
 from erased import Erased, Vector
 from programs import Op, Program, flat
 
-RAISES, VALUE, CLOCK, SCALE_LAW, INERT, RIGHT = (
-    *("raises", "value", "clock"),
-    *("scale law", "inert", "right"),
-)
 NUM_WINDOWS = 4
 START: Vector = (1.0, 0.5)
 INIT_SCALE = 1024.0
@@ -52,8 +48,7 @@ ENVIRONMENTS = (
     Environment(fault=(0, 0), growth_interval=1, max_norm=1e9),
     Environment(limit=768.0, growth_interval=1),
     Environment(limit=768.0, max_norm=1e9),
-    Environment(fault_call=(2, 1)),
-    Environment(fault_call=(2, 2)),
+    *(Environment(fault_call=(2, call)) for call in range(6)),
 )
 
 
@@ -79,11 +74,19 @@ def batch_of(window: int) -> list[Vector]:
 
 @dataclass
 class Run:
-    """What a program did: one snapshot per window, what it raised, which backwards were finite."""
+    """What a program did.
+
+    Attributes:
+        snapshots: State after each window.
+        finite: Which backwards of a window were finite.
+        error: What it raised.
+        gave_up: Whether it left a window early; the reference finds out.
+    """
 
     snapshots: list[dict[str, Any]] = field(default_factory=list)
     finite: list[list[bool]] = field(default_factory=list)
     error: Exception | None = None
+    gave_up: bool = False
 
 
 class Harness:
@@ -201,6 +204,7 @@ def reference(program: Program, environment: Environment, found: Run) -> list[di
             elif op[0] == "give up":
                 if not math.isfinite(norm):
                     parts[op[-1]].zero()
+                    found.gave_up = True
                     break
             else:
                 x, is_finite = _batch(op, window, left)

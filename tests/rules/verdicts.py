@@ -9,11 +9,13 @@ from typing import Any
 
 from loops import HELD_OUT, LOOPS
 from programs import Op, Program
-from trial import ENVIRONMENTS, Environment, Run, reference, run
+from trial import ENVIRONMENTS, START, Environment, Run, reference, run
 
-RAISES, VALUE, CLOCK, SCALE_LAW, INERT, RIGHT = ORDER = (
-    *("raises", "value", "clock"),
-    *("scale law", "inert", "right"),
+# Two beside the six: weights that never move although their scaler steps, and a branch that no
+# environment enters, of which running tells nothing.
+RAISES, VALUE, STILL, CLOCK, SCALE_LAW, INERT, RIGHT, UNSEEN = ORDER = (
+    *("raises", "value", "still", "clock"),
+    *("scale law", "inert", "right", "unseen"),
 )
 
 
@@ -25,19 +27,29 @@ def verdict(program: Program) -> str:
         worst = min(worst, _in_one(program, environment, runs[environment]), key=ORDER.index)
         if worst == RAISES:
             return worst
+    if worst != VALUE and _is_still(program, runs):
+        return STILL
+    if worst == RIGHT and program.leaves() and not any(found.gave_up for found in runs.values()):
+        return UNSEEN
     if worst == RIGHT and not _keeps_scale_law(program, runs):
         return SCALE_LAW
     return INERT if worst == RIGHT and is_inert(program, runs) else worst
 
 
-def environments(program: Program) -> tuple[Environment, ...]:
-    """Those that a program is judged in.
+def _is_still(program: Program, runs: dict[Environment, Run]) -> bool:
+    """Whether some weights never move although they get gradients and their scaler steps."""
+    made = {op[1] for op in program.body if op[0].endswith("backward")}
+    return any(
+        all(row[o]["weights"] == START for run in runs.values() for row in run.snapshots)
+        for o in program.optimizers()
+        if o in made and ("step", dict(program.scalers)[o], o) in program.body
+    )
 
-    A clip makes an infinite gradient NaN. A second one, over two optimizers, makes those of the
-    other NaN too, after the scaler has looked: stock torch has no order of calls against that.
-    """
-    clips = [op for op in program.body if op[0].startswith("clip")]
-    return ENVIRONMENTS[:2] if ("clip both",) in clips and len(clips) > 1 else ENVIRONMENTS
+
+def environments(program: Program) -> tuple[Environment, ...]:
+    """Those that differ for a program."""
+    losses = sum(op[0].endswith("backward") for op in program.body)
+    return tuple(e for e in ENVIRONMENTS if e.fault_call is None or e.fault_call[1] < losses)
 
 
 def _in_one(program: Program, environment: Environment, found: Run) -> str:

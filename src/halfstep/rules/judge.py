@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from halfstep.rules import events as e
 from halfstep.rules.events import Event
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule, Rule
@@ -23,6 +24,7 @@ class Judge:
     def __init__(self, rules: Iterable[type[Rule]]) -> None:
         self.ledger = Ledger()
         self._rules = [rule() for rule in rules if issubclass(rule, OrderRule)]
+        self._held: list[tuple[type[Rule], Hit, set[str]]] = []  # until a step uses the gradients
         self._listeners: dict[str, list[OrderRule]] = {}
         for rule in self._rules:
             for kind in rule.listens:
@@ -36,8 +38,24 @@ class Judge:
         """The same as hits, which know how to put it right."""
         for rule in self._listeners.get(event.kind, ()):
             for hit in rule.on_event(event, self.ledger):
-                yield type(rule), hit
+                if hit.used_by:
+                    self._held.append((type(rule), hit, {*hit.used_by}))
+                else:
+                    yield type(rule), hit
+        if self._held:
+            yield from self._settled(event)
         self.ledger.apply(event)
+
+    def _settled(self, event: Event) -> Iterator[tuple[type[Rule], Hit]]:
+        """The held hits that `event` makes count; those that it makes void are forgotten."""
+        held, self._held = self._held, []
+        for rule, hit, waiting in held:
+            if event.kind == e.ZERO_GRAD:
+                waiting.difference_update(event.optimizers)
+            if event.kind in (e.STEP, e.OPAQUE) and waiting & {*event.optimizers, *event.maybe}:
+                yield rule, hit
+            elif waiting:
+                self._held.append((rule, hit, waiting))
 
     def finish(self) -> Iterator[Finding]:
         """What the rules say at the end of the path."""
@@ -45,9 +63,17 @@ class Judge:
 
     def last_hits(self) -> Iterator[tuple[type[Rule], Hit]]:
         """The same as hits."""
+        for held, hit, waiting in self._held:
+            if not all(self._never_steps(optimizer) for optimizer in waiting):
+                yield held, hit
         for rule in self._rules:
             for hit in rule.finish(self.ledger):
                 yield type(rule), hit
+
+    def _never_steps(self, optimizer: str) -> bool:
+        """Whether all that happens to `optimizer` was seen, and no step was among it."""
+        window = self.ledger.window(optimizer)
+        return window.born and window.known and not self.ledger.opaque
 
 
 def judge(path: Iterable[Event], rules: Iterable[type[Rule]]) -> list[Finding]:

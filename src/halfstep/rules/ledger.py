@@ -50,19 +50,25 @@ class Window:
     """One optimizer's gradients since they were last cleared.
 
     Attributes:
+        optimizer: Its name.
         parts: One per backward pass, oldest first.
         clips: Clips of them so far.
         known: Whether `parts` is all there is; ``False`` after a call nobody could look into.
-        cleared: What cleared the gradients last.
-        dropped: The parts that this threw away before any step used them.
+        cleared: What cleared the gradients last, if there were any.
+        dropped: The parts that this threw away before any step used them; until the next
+            backward.
         skip_known: Whether the program has asked, since the step, if it was skipped.
         skipped: Whether the last step was skipped; ``None`` if the reader cannot know.
         born: Whether the optimizer was made on this path.
     """
 
-    __slots__ = ("born", "cleared", "clips", "dropped", "known", "parts", "skip_known", "skipped")
+    __slots__ = (
+        *("born", "cleared", "clips", "dropped", "known", "optimizer", "parts", "skip_known"),
+        "skipped",
+    )
 
-    def __init__(self, born: bool) -> None:
+    def __init__(self, optimizer: str, born: bool) -> None:
+        self.optimizer = optimizer
         self.parts: list[Part] = []
         self.clips: list[Event] = []
         self.known = True
@@ -177,7 +183,7 @@ class Ledger:
     def window(self, optimizer: str) -> Window:
         """The window of `optimizer`."""
         if optimizer not in self._windows:
-            self._windows[optimizer] = Window(born=False)
+            self._windows[optimizer] = Window(optimizer, born=False)
         return self._windows[optimizer]
 
     def scale(self, scaler: str) -> Scale:
@@ -210,7 +216,7 @@ class Ledger:
 
     def _optimizer(self, event: Event) -> None:
         for optimizer in event.optimizers:
-            made = Window(born=True)
+            made = Window(optimizer, born=True)
             if self._only_backward:  # it may be made after a backward, with its gradients
                 made.parts = self.window(optimizer).waiting()
             self._windows[optimizer] = made
@@ -236,6 +242,7 @@ class Ledger:
                 part.under, part.after_skip = window.spent()[-1].stepped, window.may_be_skipped()
                 window.parts = window.waiting()  # as if they had been cleared
             window.parts.append(part)
+            window.dropped = []
             window.skip_known = False
             window.skipped = None
 
@@ -300,10 +307,10 @@ class Ledger:
     def _zero_grad(self, event: Event) -> None:
         for optimizer in (*event.optimizers, *event.maybe):
             window = self.window(optimizer)
-            window.dropped = window.waiting() if window.known else []
+            if window.parts or not window.known:
+                window.dropped, window.cleared = window.waiting() if window.known else [], event
             window.parts = []
             window.clips = []
-            window.cleared = event
             window.known = optimizer in event.optimizers
             for scale in self._scales.values():
                 if scale.stage(optimizer) == UNSCALED:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from halfstep.rules.events import Event, Place
 
 if TYPE_CHECKING:
     from halfstep.records.finding import Severity
-    from halfstep.rules.ledger import Ledger
+    from halfstep.rules.ledger import Ledger, Window
     from halfstep.rules.source import Source
 
 
@@ -35,9 +35,11 @@ class Hit:
         severity: Instead of the rule's own, where a variant is milder.
         message: Instead of the rule's own, where a variant needs other words.
         edits: Put it right, if the rule can.
+        used_by: Optimizers whose gradients are spoilt. The hit counts once one of them steps:
+            gradients that are cleared before that do no harm. Empty where it counts at once.
     """
 
-    __slots__ = ("edits", "message", "related", "severity", "values", "where")
+    __slots__ = ("edits", "message", "related", "severity", "used_by", "values", "where")
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Hit:
         severity: Severity | None = None,
         message: str | None = None,
         edits: tuple[Edit, ...] = (),
+        used_by: Iterable[Window] = (),
         **values: Any,
     ) -> None:
         self.where = _place(where)
@@ -53,6 +56,7 @@ class Hit:
         self.severity = severity
         self.message = message
         self.edits = edits
+        self.used_by = tuple(window.optimizer for window in used_by)
         self.values = values
 
 

@@ -53,8 +53,8 @@ for x, y in batches:
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         if event.fact("max_norm") == float("inf") or event.fact("max_norm_scaled"):
             return
-        windows = list(ledger.windows(event))
-        scaled = [part for window in windows for part in window.scaled()]
-        if scaled and not any(window.unscaled() for window in windows):
-            backward = scaled[-1].event
-            yield Hit(event, (backward, "scaled backward"), scaler=backward.scaler)
+        windows = [window for window in ledger.windows(event) if window.scaled()]
+        if windows and not any(window.unscaled() for window in ledger.windows(event)):
+            backward = windows[-1].scaled()[-1].event
+            related = (backward, "scaled backward")
+            yield Hit(event, related, used_by=windows, scaler=backward.scaler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import CLIP, UNSCALE, Event
+from halfstep.rules.events import BACKWARD, CLIP, STEP, UNSCALE, UPDATE, ZERO_GRAD, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import STEPPED, Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -19,7 +19,7 @@ class UnscaleOrClipAfterStep(OrderRule):
     """
 
     severity = "error"
-    listens = (UNSCALE, CLIP)
+    listens = (UNSCALE, CLIP, STEP, BACKWARD, UPDATE, ZERO_GRAD)
     message = "unscale_ comes after the step of its window; torch raises here."
     remedy = "move it between the last backward and {scaler}.step(optimizer)."
     bad = (
@@ -46,10 +46,28 @@ for x, y in batches:
 """
     )
 
+    def __init__(self) -> None:
+        self._late: list[Hit] = []  # until it is clear that no second step follows
+
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if event.kind == CLIP:
-            yield from self._clip(event, ledger)
-            return
+        if event.kind == UNSCALE:
+            self._late += self._unscale(event, ledger)
+        elif event.kind == CLIP:
+            self._late += self._clip(event, ledger)
+        else:
+            yield from self._settle(event, ledger)
+
+    def _settle(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        late, self._late = self._late, []
+        unused = not any(window.waiting() for window in ledger.windows(event))
+        if event.kind == STEP and event.scaler and unused:
+            return  # the first step is the one too many; HS107 speaks of it
+        yield from late
+
+    def finish(self, ledger: Ledger) -> Iterator[Hit]:
+        return iter(self._late)
+
+    def _unscale(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         scale = ledger.scale(event.scaler or "")
         for optimizer in event.optimizers:
             window = ledger.window(optimizer)

@@ -63,4 +63,4 @@ for x, y in batches:
             for part in window.waiting():
                 if part.scaler == event.scaler and part.epoch < scale.epoch and scale.update:
                     related = ((part.event, "scaled backward"), (event, "divided by the new scale"))
-                    yield Hit(scale.update, *related, scaler=event.scaler)
+                    yield Hit(scale.update, *related, used_by=[window], scaler=event.scaler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import STEP, Event
+from halfstep.rules.events import CLIP, STEP, UNSCALE, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import STEPPED, Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -20,7 +20,7 @@ class OptimizerStepBypassesScaler(OrderRule):
     """
 
     severity = "error"
-    listens = (STEP,)
+    listens = (STEP, UNSCALE, CLIP)
     message = (
         "the gradients belong to {scaler}, and this step does not ask it whether they are finite."
     )
@@ -50,7 +50,13 @@ for x, y in batches:
 """
     )
 
+    def __init__(self) -> None:
+        self._prepared: set[str] = set()  # optimizers unscaled or clipped since their last step
+
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        if event.kind != STEP:
+            self._prepared.update(event.optimizers)
+            return
         for optimizer in event.optimizers:
             window = ledger.window(optimizer)
             if not window.known:
@@ -60,6 +66,7 @@ for x, y in batches:
                 yield self._bypass(event, others[-1].event, bool(window.scaled()))
             elif not window.waiting():
                 yield from self._again(event, optimizer, ledger)
+            self._prepared.discard(optimizer)
 
     def _bypass(self, event: Event, backward: Event, scaled: bool) -> Hit:
         times = f"the gradients still carry the scale of {backward.scaler}: the update is that much"
@@ -74,6 +81,9 @@ for x, y in batches:
         again = spent[-1].stepped if spent and not asked else None
         if event.scaler and ledger.scale(event.scaler).stage(optimizer) == STEPPED:
             again = ledger.scale(event.scaler).reached(optimizer)
-        if again:
+        if again and event.scaler and optimizer in self._prepared:
+            text = "this step comes too early: the gradients are prepared and stepped on below."
+            yield Hit(again, (event, "second step"), message=text, scaler=again.scaler)
+        elif again:
             text = "the optimizer has stepped on these gradients already."
             yield Hit(event, (again, "first step"), message=text, scaler=again.scaler)

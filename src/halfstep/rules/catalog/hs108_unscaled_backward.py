@@ -61,4 +61,5 @@ for x, y in batches:
             text = "this comes after unscale_: nobody looks whether its gradients are finite."
             related = (event, "used here" if late else "divided by the scale")
             message = text if late else None
-            yield Hit(raw[0].event, related, message=message, scaler=event.scaler)
+            where, used_by = raw[0].event, [window]
+            yield Hit(where, related, message=message, used_by=used_by, scaler=event.scaler)

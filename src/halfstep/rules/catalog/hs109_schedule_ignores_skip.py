@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, Event, Place
+from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, ZERO_GRAD, Event, Place
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -20,7 +20,7 @@ class ScheduleIgnoresSkip(OrderRule):
     """
 
     severity = "note"
-    listens = (STEP, UPDATE, SCHEDULE, EMA)
+    listens = (STEP, UPDATE, ZERO_GRAD, SCHEDULE, EMA)
     message = "this moves even where {scaler}.step() skipped the update."
     remedy = (
         "compare the scale: `before = {scaler}.get_scale()` ahead of update(), and step only if"
@@ -59,22 +59,25 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         self._ahead: dict[str, Event] = {}
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if event.kind == UPDATE:
-            yield from self._settle(ledger)
-            return
-        for optimizer in event.optimizers:
+        for optimizer in [*self._ahead] if event.kind == UPDATE else event.optimizers:
             if event.kind == STEP:
-                if event.scaler:
-                    self._scaled[optimizer] = event
-                for (of, _), steps in self._steps.items():
-                    if of == optimizer:
-                        steps.append(event.where)
+                self._step(event, optimizer)
+            elif event.kind in (UPDATE, ZERO_GRAD):  # what went ahead has its step now, or never
+                yield from self._follow(self._ahead.pop(optimizer, None), ledger, optimizer)
             elif self._once_per_step(event, ledger, optimizer):
                 if ledger.window(optimizer).waiting():
-                    if event.kind == EMA:  # of a schedule HS110 speaks
-                        self._ahead[optimizer] = event
-                elif optimizer in self._scaled and self._blind(event, ledger, optimizer):
-                    yield self._hit(event, optimizer)
+                    self._ahead[optimizer] = event
+                else:
+                    yield from self._follow(event, ledger, optimizer)
+
+    def _step(self, event: Event, optimizer: str) -> None:
+        if event.scaler:
+            self._scaled[optimizer] = event
+        if optimizer in self._ahead and self._ahead[optimizer].kind == SCHEDULE:
+            del self._ahead[optimizer]  # HS110 speaks of it
+        for (of, _), steps in self._steps.items():
+            if of == optimizer:
+                steps.append(event.where)
 
     def _once_per_step(self, event: Event, ledger: Ledger, optimizer: str) -> bool:
         """One line stepped more than once since: it moves per epoch, a skip is nothing to it."""
@@ -87,22 +90,11 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         waiting = bool(ledger.window(optimizer).waiting())
         return not outside and len(set(steps)) == len(steps) and (bool(steps) or waiting)
 
-    def _settle(self, ledger: Ledger) -> Iterator[Hit]:
-        """What moved before the step it belongs to, now that the step is over."""
-        for optimizer, event in self._ahead.items():
-            if optimizer in self._scaled and self._blind(event, ledger, optimizer):
-                yield self._hit(event, optimizer)
-        self._ahead = {}
-
-    def _hit(self, event: Event, optimizer: str) -> Hit:
-        step = self._scaled[optimizer]
-        return Hit(event, (step, "may skip"), scaler=step.scaler)
-
-    def _blind(self, event: Event, ledger: Ledger, optimizer: str) -> bool:
-        window = ledger.window(optimizer)
-        if window.skipped is not None:
-            return window.skipped
-        return not event.fact("guarded")
+    def _follow(self, event: Event | None, ledger: Ledger, optimizer: str) -> Iterator[Hit]:
+        """What moves with the last step, whether that was skipped or not."""
+        step, skipped = self._scaled.get(optimizer), ledger.window(optimizer).skipped
+        if event and step and (not event.fact("guarded") if skipped is None else skipped):
+            yield Hit(event, (step, "may skip"), scaler=step.scaler)
 
 
 def _is_outside(loops: tuple[int, ...] | None, inner: tuple[int, ...] | None) -> bool:

@@ -77,11 +77,11 @@ for x, y in batches:
         if step:  # it was there before the first step, and it is there again: it opens the loop
             yield Hit(event, (step, "the step it should follow"))
         elif window.born and not ledger.num_steps.get(optimizer) and not ledger.opaque:
-            if event.where in self._first and self._num_updates > 1:
+            if event.where in self._first:
                 self._idle[event.where] = event
             self._first[event.where] = None
 
     def finish(self, ledger: Ledger) -> Iterator[Hit]:
-        for event in self._idle.values():
+        for event in self._idle.values() if self._num_updates > 1 else ():
             if not any(ledger.num_steps.get(o) for o in event.optimizers) and not ledger.opaque:
                 yield Hit(event, message="the schedule moves, and its optimizer never steps.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from halfstep.rules.events import CLIP, Event
 from halfstep.rules.examples import SETUP
-from halfstep.rules.ledger import Ledger
+from halfstep.rules.ledger import Ledger, Window
 from halfstep.rules.rule import Hit, OrderRule
 
 
@@ -14,8 +14,10 @@ class ClipMixesScaledAndUnscaled(OrderRule):
     """One clip over gradients of which some carry the scale and some do not.
 
     What: two optimizers, one of them unscaled, and a norm over the parameters of both. Why: the
-    scaled half is S times too large, decides the norm alone, and the other half becomes zero.
-    Source: accelerate issues 174 and 439.
+    scaled half is S times too large, decides the norm alone, and the other half becomes zero. Or:
+    a joint clip after another one. Why: the scaler looks at each optimizer alone, and a clip makes
+    an overflow NaN; the second one spreads it to gradients that were found finite. Source:
+    accelerate issues 174 and 439; torch, `clip_grad_norm_` multiplies by limit / norm.
     """
 
     severity = "error"
@@ -59,10 +61,25 @@ for x, y in batches:
     )
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        windows = list(ledger.windows(event))
-        scaled = [part for window in windows for part in window.scaled()]
-        clean = [w.unscaled() for w in windows if w.unscaled() and not w.scaled()]
+        windows = [window for window in ledger.windows(event) if window.parts]
+        scaled = [window for window in windows if window.scaled()]
+        clean = [window for window in windows if window.unscaled() and not window.scaled()]
         if scaled and clean:
-            backward, unscale = scaled[-1].event, clean[-1][-1].unscaled
+            backward, unscale = scaled[-1].scaled()[-1].event, clean[-1].unscaled()[-1].unscaled
             related = ((backward, "scaled backward"), (unscale, "one optimizer is unscaled"))
-            yield Hit(event, *related, scaler=backward.scaler)
+            yield Hit(event, *related, used_by=windows, scaler=backward.scaler)
+            return
+        for window in windows:
+            clips = window.clips[window.parts[-1].num_clips :]
+            others = [other for other in clean if other is not window]
+            if clips and others:
+                yield self._spreads(event, clips[-1], others)
+                return
+
+    def _spreads(self, event: Event, clip: Event, windows: list[Window]) -> Hit:
+        text = (
+            "gradients that overflowed are NaN since the first clip; this one makes those of the"
+            " other optimizer NaN too, after {scaler} has found them finite."
+        )
+        scaler = windows[-1].unscaled()[-1].scaler
+        return Hit(event, (clip, "first clip"), message=text, used_by=windows, scaler=scaler)

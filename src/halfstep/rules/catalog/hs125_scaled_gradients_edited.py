@@ -53,11 +53,11 @@ for x, y in batches:
         how = event.fact("how")
         if how not in ("nan", "add"):
             return
-        scaled = [part for window in ledger.windows(event) for part in window.scaled()]
-        if scaled:
+        windows = [window for window in ledger.windows(event) if window.scaled()]
+        if windows:
             text = (
                 "these gradients carry the loss scale: what is added here is divided by it later."
             )
-            backward = scaled[-1].event
-            message = text if how == "add" else None
-            yield Hit(event, (backward, "scaled backward"), message=message, scaler=backward.scaler)
+            backward = windows[-1].scaled()[-1].event
+            related, message = (backward, "scaled backward"), text if how == "add" else None
+            yield Hit(event, related, message=message, used_by=windows, scaler=backward.scaler)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import STEP, Event
+from halfstep.rules.events import STEP, Event, Place
 from halfstep.rules.examples import SETUP
-from halfstep.rules.ledger import STEPPED, Ledger
+from halfstep.rules.ledger import STEPPED, UNSCALED, Ledger, Window
 from halfstep.rules.rule import Hit, OrderRule
 
 
@@ -49,16 +49,40 @@ for x, y in batches:
 """
     )
 
+    def __init__(self) -> None:
+        self._moves: set[str] = set()  # optimizers that have stepped with gradients
+        self._idle: dict[Place, tuple[str, Event, Event]] = {}
+
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if not event.scaler or event.fact("closure"):
-            return
-        scale = ledger.scale(event.scaler)
         for optimizer in event.optimizers:
             window = ledger.window(optimizer)
-            if not window.known or window.parts or scale.stage(optimizer) == STEPPED:
-                continue
-            if window.dropped and window.cleared:
-                related = ((window.dropped[-1].event, "backward"), (event, "step"))
-                yield Hit(window.cleared, *related)
-            elif window.born and scale.born and not ledger.opaque:
-                yield Hit(event, message="there are no gradients here: no backward comes before.")
+            if not window.known or window.waiting():
+                self._moves.add(optimizer)
+            elif event.scaler and not window.parts and not event.fact("closure"):
+                yield from self._step_on_nothing(event, window, ledger)
+
+    def _step_on_nothing(self, event: Event, window: Window, ledger: Ledger) -> Iterator[Hit]:
+        scale = ledger.scale(event.scaler or "")
+        if scale.stage(window.optimizer) == STEPPED:  # HS107 speaks of it
+            return
+        if window.dropped and window.cleared:
+            place = window.cleared.where
+            again = place in self._idle and self._idle[place][-1].where == event.where
+            self._idle[place] = window.optimizer, window.dropped[-1].event, event
+            if again:
+                yield self._hit(place)
+            return
+        checked = scale.stage(window.optimizer) == UNSCALED and window.optimizer not in scale.idle
+        if window.born and scale.born and not ledger.opaque and not checked:
+            yield Hit(event, message="there are no gradients here: no backward comes before.")
+
+    def finish(self, ledger: Ledger) -> Iterator[Hit]:
+        return map(self._hit, self._idle)
+
+    def _hit(self, place: Place) -> Hit:
+        optimizer, backward, step = self._idle[place]
+        related = ((backward, "backward"), (step, "step"))
+        if optimizer not in self._moves:
+            return Hit(place, *related)
+        text = "the gradients are cleared before the step that should use them: it moves nothing."
+        return Hit(place, *related, severity="warning", message=text)
