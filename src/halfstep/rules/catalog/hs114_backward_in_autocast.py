@@ -14,8 +14,9 @@ class BackwardInAutocast(OrderRule):
     """`backward` inside autocast.
 
     What: the backward pass runs while autocast is on. Why: the ops of a backward pass run in the
-    types of their forward anyway (the gradients were measured bit-equal), but hand-written
-    backward passes and hooks are cast, which torch recommends against. Source: torch, `autocast`:
+    types of their forward anyway (with torch's own lists of ops the gradients were measured
+    bit-equal), but hand-written backward passes, hooks and what a policy keeps in FP32 are cast
+    again, which torch recommends against. Source: torch, `autocast`:
     "Backward passes under autocast are not recommended".
     """
 
