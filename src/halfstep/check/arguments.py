@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from halfstep.check.module import last_name
+from halfstep.check.inventory import last_name
 from halfstep.check.objects import Instance, Scope
 from halfstep.check.values import Const, Mapping, Optimizer, Scaled, Scaler, Sequence, Value
 

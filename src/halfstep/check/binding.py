@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from halfstep.check import gradients
-from halfstep.check.module import last_name
+from halfstep.check.inventory import last_name
 from halfstep.check.objects import Instance, Scope
 from halfstep.check.values import Const, Grad, Mapping, Params, Unknown, Value
 from halfstep.rules import events as e

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
-from halfstep.check.module import last_name
+from halfstep.check.inventory import last_name
 from halfstep.check.objects import Scope
 from halfstep.check.values import NOBODY, Const, Modulo, ScaleRead, SkipTest, Unknown, Value
 from halfstep.rules import events as e

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from halfstep.check.arguments import Call
-from halfstep.check.module import last_name
+from halfstep.check.inventory import last_name
 from halfstep.check.values import Const, Mapping, Optimizer, Scaler, Sequence, Value
 
 if TYPE_CHECKING:

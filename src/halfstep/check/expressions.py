@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
-from halfstep.check.module import last_name
+from halfstep.check.inventory import last_name
 from halfstep.check.objects import Class, Function, Instance, Parent, ProjectModule, Scope
 from halfstep.check.values import (
     NOBODY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from halfstep.check.module import last_name
+from halfstep.check.inventory import last_name
 from halfstep.check.values import Cleaned, Const, Params, ScaleRead, Value
 
 _ASKS_FINITE = frozenset(["isnan", "isinf", "isfinite"])

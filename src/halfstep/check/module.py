@@ -7,7 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 
+from halfstep.check.inventory import Definition, Inventory, called_names, last_name
 from halfstep.rules.events import Place
+from halfstep.rules.syntax import children
 
 # A file without any of these words has nothing to say to any rule over events.
 GATE = re.compile(r"autocast|GradScaler|unscale_|grad_scaler|scaler|amp\.scale")
@@ -29,8 +31,6 @@ _OPTIMIZER_WORDS = """
 """
 OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
 _OF_MODELS = frozenset(["parameters", "named_parameters", "train", "zero_grad"])
-
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Module:
@@ -55,7 +55,8 @@ class Module:
         self._memo: dict[tuple[str, int], bool] = {}
         self._by_name: dict[str, list[ast.Call]] | None = None
         self._aliases: dict[str, str] | None = None
-        self._called: dict[_Definition, set[str]] | None = None
+        self._inventory: Inventory | None = None
+        self._kinds: dict[str, str | None] = {}
         self._index: dict[str, list[ast.stmt]] | None = None
         self.imported: set[str] = set()  # names that come from other files of the project
 
@@ -74,8 +75,8 @@ class Module:
         """Calls of one of `names` (dotted, imports and aliases followed), with that name."""
         if self._by_name is None:
             self._by_name = {}
-            for node in ast.walk(self.tree):
-                if isinstance(node, ast.Call) and (name := self.resolve(node.func)):
+            for node in self.inventory().calls:
+                if name := self.resolve(node.func):
                     self._by_name.setdefault(name, []).append(node)
         return [(name, call) for name in names for call in self._by_name.get(name, [])]
 
@@ -89,17 +90,22 @@ class Module:
     def _imports(self) -> dict[str, str]:
         if self._aliases is None:
             self._aliases = {}
-            for node in ast.walk(self.tree):
+            for node in self.inventory().imports:
                 if isinstance(node, ast.Import):
                     pairs = {a.asname: a.name for a in node.names if a.asname}
                     self._aliases.update(pairs)
-                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                elif node.module and not node.level:
                     names = {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
                     self._aliases.update(names)
         return self._aliases
 
     def kind_of(self, name: str) -> str | None:
         """What the file uses `name` as: "scaler", "optimizer", "schedule" or nothing known."""
+        if name not in self._kinds:
+            self._kinds[name] = self._kind_of(name)
+        return self._kinds[name]
+
+    def _kind_of(self, name: str) -> str | None:
         calls = self._uses().get(name, set())
         low = name.lower()
         if "unscale_" in calls or ("scale" in calls and {"step", "update"} & calls):
@@ -126,8 +132,8 @@ class Module:
         """Last part of a name to the methods that are called on it."""
         if self._calls is None:
             self._calls = {}
-            for node in ast.walk(self.tree):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            for node in self.inventory().calls:
+                if isinstance(node.func, ast.Attribute):
                     self._use(node, node.func)
         return self._calls
 
@@ -147,7 +153,7 @@ class Module:
         known = self._relevant.get(id(node))
         if known is None:
             known = self._own_relevance(node) or any(
-                self.relevant(child) for child in ast.iter_child_nodes(node)
+                self.relevant(child) for child in children(node)
             )
             self._relevant[id(node)] = known
         return known
@@ -167,17 +173,17 @@ class Module:
             return isinstance(node.value, (ast.Constant, ast.IfExp, ast.Compare))
         return isinstance(node, ast.Attribute) and node.attr in ("grad", "no_sync")
 
-    def is_root(self, node: ast.AST) -> bool:
+    def is_root(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         """Whether a scaler or autocast is at work in a function or in what it calls."""
-        names = _called_names(node)
+        names = self.inventory().called[node]
         if names & STRONG or names & self._closure(STRONG) or names & self.imported:
             return True
-        return any("scaler" in (last_name(n) or "").lower() for n in ast.walk(node))
+        return node in self.inventory().scaling
 
     def _closure(self, words: frozenset[str]) -> set[str]:
         """Functions and classes of this file that call one of `words`, and all that call these."""
         if words not in self._definitions:
-            called = self._called_by_definition()
+            called = self.inventory().called
             found: set[str] = set()
             size = -1
             while size != len(found):
@@ -186,12 +192,11 @@ class Module:
             self._definitions[words] = found
         return self._definitions[words]
 
-    def _called_by_definition(self) -> dict[_Definition, set[str]]:
-        if self._called is None:
-            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-            definitions = (node for node in ast.walk(self.tree) if isinstance(node, kinds))
-            self._called = {node: _called_names(node) for node in definitions}
-        return self._called
+    def inventory(self) -> Inventory:
+        """What stands in the file."""
+        if self._inventory is None:
+            self._inventory = Inventory(self.tree)
+        return self._inventory
 
     def acting(self) -> set[str]:
         """Functions and classes of this file in which something can happen."""
@@ -199,13 +204,17 @@ class Module:
 
     def called_names(self, node: ast.Try) -> set[str]:
         """What the body of a statement calls."""
-        return {name for statement in node.body for name in _called_names(statement)}
+        return {name for statement in node.body for name in called_names(statement)}
 
     def called_in(self, name: str) -> set[str]:
         """What a function or class at the top of the file calls."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        named = (n for n in self.index().get(name, ()) if isinstance(n, kinds))
-        return {called for node in named for called in _called_names(node)}
+        called = self.inventory().called
+        named = (n for n in self.index().get(name, ()) if isinstance(n, Definition))
+        return {inner for node in named for inner in called[node]}
+
+    def calls_by_name(self) -> set[str | None]:
+        """Last parts of all that the file calls."""
+        return {last_name(call.func) for call in self.inventory().calls}
 
     def from_imports(self) -> list[ast.ImportFrom]:
         """Its imports of single names, at the top of the file."""
@@ -229,11 +238,6 @@ class Module:
         return self._memo[key]
 
 
-def _called_names(node: ast.AST) -> set[str]:
-    calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
-    return {name for call in calls if (name := last_name(call.func))}
-
-
 def _bound_names(node: ast.stmt) -> Iterator[str]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
@@ -248,10 +252,3 @@ def _bound_names(node: ast.stmt) -> Iterator[str]:
         handlers = node.handlers if isinstance(node, ast.Try) else []
         for statement in [*inner, *(s for h in handlers for s in h.body)]:
             yield from _bound_names(statement)
-
-
-def last_name(node: ast.AST) -> str | None:
-    """``c`` of ``a.b.c``, ``c`` of ``c``."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from halfstep.check.explore import MATTERS, Path, PathEnded, Raised, paths
 from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Returned
-from halfstep.check.module import Module, last_name
+from halfstep.check.module import Module
 from halfstep.check.objects import Class, Function, Instance, Scope
 from halfstep.check.project import Project
 from halfstep.check.values import Const, Models, Value
@@ -133,7 +133,7 @@ def _definitions(module: Module) -> list[_Root]:
                 m for m in node.body if isinstance(m, (ast.FunctionDef, ast.AsyncFunctionDef))
             ]
             found += [(m, node) for m in methods if m.name != "__init__"]
-    called = {last_name(n.func) for n in ast.walk(module.tree) if isinstance(n, ast.Call)}
+    called = module.calls_by_name()
     return sorted(found, key=lambda root: root[0].name in called)
 
 

@@ -8,6 +8,17 @@ from collections.abc import Iterable, Iterator
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
+def children(node: ast.AST) -> list[ast.AST]:
+    """What stands directly in `node`: `ast.iter_child_nodes`, faster."""
+    found: list[ast.AST] = []
+    for value in node.__dict__.values():
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif value.__class__ is list:
+            found += [item for item in value if isinstance(item, ast.AST)]
+    return found
+
+
 def inside(nodes: ast.AST | Iterable[ast.AST]) -> Iterator[ast.AST]:
     """`nodes` and all below them in the order of the text, functions defined there left out."""
     waiting = [nodes] if isinstance(nodes, ast.AST) else list(nodes)
@@ -16,7 +27,7 @@ def inside(nodes: ast.AST | Iterable[ast.AST]) -> Iterator[ast.AST]:
         node = waiting.pop()
         yield node
         if not isinstance(node, _SCOPES):
-            waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+            waiting.extend(reversed(children(node)))
 
 
 def body_of(scope: ast.AST) -> list[ast.stmt]:
