@@ -87,22 +87,21 @@ class Conditions:
         equal = isinstance(op, (ast.Eq, ast.Is, ast.In))
         return Unknown(("equal", *key) if equal else (type(op).__name__, *key))
 
-    def holds(self, node: ast.expr, scope: Scope, main: bool = True) -> bool:
-        """Which way the path goes at `node`."""
+    def holds(self, node: ast.expr, scope: Scope, main: bool = True, acts: bool = True) -> bool:
+        """Which way the path goes at `node`; `acts` says that something can happen in a branch."""
         module = self._machine.module
         assert module is not None
         if module.once("finite", node, lambda: _asks_finite(node)):
             self._machine.finite_known = True
-        return self._decide(node, scope, main)
+        return self._decide(node, scope, main, acts)
 
-    def _decide(self, node: ast.expr, scope: Scope, main: bool) -> bool:
+    def _decide(self, node: ast.expr, scope: Scope, main: bool, acts: bool) -> bool:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return not self._decide(node.operand, scope, not main)
+            return not self._decide(node.operand, scope, not main, acts)
         if isinstance(node, ast.BoolOp):
             stop = isinstance(node.op, ast.Or)
-            return (
-                stop if any(self._decide(p, scope, main) is stop for p in node.values) else not stop
-            )
+            stopped = any(self._decide(p, scope, main, acts) is stop for p in node.values)
+            return stop if stopped else not stop
         value = self._machine.expressions.evaluate(node, scope)
         if isinstance(value, SkipTest) and value.num_steps == self._machine.num_steps:
             self._machine.tests_seen += 1
@@ -111,13 +110,13 @@ class Conditions:
             self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
         if value.truth is not None:
             return value.truth
-        return self._ask(value.key, main)
+        return self._ask(value.key, main, acts)
 
-    def _ask(self, key: Hashable, main: bool) -> bool:
+    def _ask(self, key: Hashable, main: bool, acts: bool) -> bool:
         if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
-            return not self._ask(key[1], not main)
+            return not self._ask(key[1], not main, acts)
         self.asked += 1
-        return self._machine.path.decide(key, main)
+        return self._machine.path.decide(key, main, acts)
 
 
 def _asks_finite(node: ast.expr) -> bool:

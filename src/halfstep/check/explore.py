@@ -3,7 +3,8 @@
 A path is one run of the interpreter. Wherever it cannot know which way a condition goes, it asks
 `Path.decide`; the same condition gets the same answer on the whole path. The first path takes the
 main way everywhere. Further paths turn one of its decisions, then two, and so on: the plain ways
-come first, and a limit cuts the odd ones.
+come first, and a limit cuts the odd ones. Decisions about branches in which something can happen
+are turned before the others. A turn after which the same things happen as before is not built on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MAX_TOTAL = 30_000
 MAX_BARREN = 8
 # Kinds of event without which no rule over a training step has anything to say.
 MATTERS = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE, ev.BACKWARD, ev.AUTOCAST_ENTER])
+_TRAINS = MATTERS - {ev.AUTOCAST_ENTER}  # no rule over events speaks of autocast alone
+_Turns = tuple[bool, ...]
+_Shown = tuple[Hashable, ...]
 
 
 class PathEnded(Exception):  # noqa: N818 - the normal end of a path that grew too long
@@ -42,24 +46,27 @@ class Path:
 
     Attributes:
         taken: All decisions so far.
+        acting: For each of them, whether something can happen in one of its branches.
         events: What happened.
         num_steps: Statements executed.
     """
 
     def __init__(self, given: tuple[bool, ...] = ()) -> None:
         self.taken: list[bool] = []
+        self.acting: list[bool] = []
         self.events: list[Event] = []
         self._given = given
         self._known: dict[Hashable, bool] = {}
         self._count = 0
         self.num_steps = 0
 
-    def decide(self, key: Hashable, main: bool = True) -> bool:
+    def decide(self, key: Hashable, main: bool = True, acts: bool = True) -> bool:
         """Which way a condition goes; the same for the same `key`."""
         if key not in self._known:
             position = len(self.taken)
             choice = self._given[position] if position < len(self._given) else main
             self.taken.append(choice)
+            self.acting.append(acts)
             self._known[key] = choice
         return self._known[key]
 
@@ -78,26 +85,46 @@ class Path:
 def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]:
     """Run the program once per path; yields the paths that can be judged.
 
-    Exploring ends early where the first paths show no event at all, and where all paths together
+    Exploring ends early where the first paths show no training at all, and where all paths together
     have run for very long: library code is full of branches and has no training step.
     """
-    queue: deque[tuple[bool, ...]] = deque([()])
-    seen: set[tuple[Hashable, ...]] = set()
-    num_steps, num_events = 0, 0
+    queue = _Queue()
+    seen: set[_Shown] = set()
+    num_steps, trains = 0, False
     for i in range(limit):
-        if not queue or num_steps > MAX_TOTAL or (i >= MAX_BARREN and not num_events):
+        found = queue.next()
+        if found is None or num_steps > MAX_TOTAL or (i >= MAX_BARREN and not trains):
             return
-        given = queue.popleft()
+        given, before = found
         path = Path(given)
         silent = _is_silent(run, path)
         num_steps += path.num_steps
-        num_events += sum(event.kind in MATTERS for event in path.events)
-        for k in range(len(given), len(path.taken)):
-            queue.append((*path.taken[:k], not path.taken[k]))
+        trains |= any(event.kind in _TRAINS for event in path.events)
         events = tuple((e.kind, e.where, e.scaler, _shown(e)) for e in path.events)
+        if events != before:
+            queue.turn(path, len(given), events)
         if not silent and events not in seen:
             seen.add(events)
             yield path
+
+
+class _Queue:
+    """Paths to run, with what happened on the path that each of them turns off."""
+
+    def __init__(self) -> None:
+        self._first: deque[tuple[_Turns, _Shown | None]] = deque([((), None)])
+        self._last: deque[tuple[_Turns, _Shown | None]] = deque()
+
+    def next(self) -> tuple[_Turns, _Shown | None] | None:
+        """The path to run next."""
+        queue = self._first or self._last
+        return queue.popleft() if queue else None
+
+    def turn(self, path: Path, start: int, events: _Shown) -> None:
+        """Add the paths that turn a decision of `path`, from the one at `start` on."""
+        for k in range(start, len(path.taken)):
+            queue = self._first if path.acting[k] else self._last
+            queue.append(((*path.taken[:k], not path.taken[k]), events))
 
 
 def _shown(event: Event) -> str:

@@ -16,6 +16,7 @@ class Inventory:
     Attributes:
         calls: All calls.
         imports: All imports.
+        calls_of: Definition to its calls, those of definitions inside of it left out.
         called: Definition to the last parts of what it calls, definitions inside of it included.
         scaling: Definitions in which a name has "scaler" in it.
     """
@@ -23,6 +24,7 @@ class Inventory:
     def __init__(self, tree: ast.AST) -> None:
         self.calls: list[ast.Call] = []
         self.imports: list[ast.Import | ast.ImportFrom] = []
+        self.calls_of: dict[Definition, list[ast.Call]] = {}
         self.called: dict[Definition, set[str]] = {}
         self.scaling: set[Definition] = set()
         self._around: dict[Definition, Definition | None] = {}
@@ -50,7 +52,7 @@ class Inventory:
                 self._note_call(node, home)  # type: ignore[arg-type]
             elif isinstance(node, _KINDS):
                 self._around[node] = home
-                self.called[node] = set()
+                self.called[node], self.calls_of[node] = set(), []
                 home = node
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 self.imports.append(node)
@@ -58,9 +60,10 @@ class Inventory:
 
     def _note_call(self, call: ast.Call, home: Definition | None) -> None:
         self.calls.append(call)
-        name = last_name(call.func)
-        if name and home is not None:
-            self.called[home].add(name)
+        if home is not None:
+            self.calls_of[home].append(call)
+            if name := last_name(call.func):
+                self.called[home].add(name)
 
     def _note(self, name: str, home: Definition | None) -> None:
         known = self._is_scaler.get(name)

@@ -158,7 +158,8 @@ class Machine:
             return
         seen, asked = self.tests_seen, self.conditions.asked
         chosen, other = node.body, node.orelse
-        if not self.conditions.holds(node.test, scope, main=not _leaves(node.body)):
+        acts = any(map(self.module.acts, (*node.body, *node.orelse)))
+        if not self.conditions.holds(node.test, scope, not _leaves(node.body), acts):
             chosen, other = other, chosen
         tested, chose = self.tests_seen > seen, self.conditions.asked > asked
         self.guarded += tested
@@ -181,7 +182,7 @@ class Machine:
     def _for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
         assert self.module is not None
         over = self.expressions.evaluate(node.iter, scope)
-        matters = any(map(self.module.relevant, node.body))
+        matters = any(map(self.module.acts, node.body))
         rounds = 1 if not matters else (4 if self._counts(node) else 2)
         for item in self.expressions.items(over, rounds):
             self.binding.bind(node.target, item, scope)
@@ -191,7 +192,7 @@ class Machine:
 
     def _while(self, node: ast.While, scope: Scope) -> None:
         assert self.module is not None
-        matters = any(map(self.module.relevant, node.body))
+        matters = any(map(self.module.acts, node.body))
         for _ in range(1 if not matters else (4 if self._counts(node) else 2)):
             if self.expressions.evaluate(node.test, scope).truth is False:
                 break

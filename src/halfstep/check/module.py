@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -30,6 +31,10 @@ _OPTIMIZER_WORDS = """
     ZeroRedundancyOptimizer
 """
 OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
+# Of these only what is done to gradients counts, and only what a scaler or an average does.
+_IN_PLACE = frozenset("clamp_ mul_ div_ masked_fill_ nan_to_num nan_to_num_".split())
+_GRADIENT = re.compile(r"\bgrads?\b|\bgradients?\b|_grads\b")
+_UPDATED = re.compile(r"scaler|ema|amp|avg|averag|swa", re.IGNORECASE)
 _OF_MODELS = frozenset(["parameters", "named_parameters", "train", "zero_grad"])
 
 
@@ -50,8 +55,10 @@ class Module:
         self.tree = ast.parse(text, path)
         self._calls: dict[str, set[str]] | None = None
         self._arguments: dict[str, set[str]] = {}
-        self._relevant: dict[int, bool] = {}
-        self._definitions: dict[frozenset[str], set[str]] = {}
+        self._relevant: dict[ast.AST, bool] = {}
+        self._acts: dict[ast.AST, bool] = {}
+        self._scaling: set[str] | None = None
+        self._acting: set[str] | None = None
         self._memo: dict[tuple[str, int], bool] = {}
         self._by_name: dict[str, list[ast.Call]] | None = None
         self._aliases: dict[str, str] | None = None
@@ -150,47 +157,67 @@ class Module:
 
     def relevant(self, node: ast.AST) -> bool:
         """Whether anything in `node` can be an event, or decide which events follow."""
-        known = self._relevant.get(id(node))
+        known = self._relevant.get(node)
         if known is None:
-            known = self._own_relevance(node) or any(
-                self.relevant(child) for child in children(node)
-            )
-            self._relevant[id(node)] = known
+            known = self._decides(node) or self._is_event(node)
+            known = known or any(self.relevant(child) for child in children(node))
+            self._relevant[node] = known
         return known
 
-    def _own_relevance(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.Call):
-            name = last_name(node.func)
-            if name in INTERESTING or name in OPTIMIZERS or name in self.imported:
-                return True
-            if name in ("half", "bfloat16") and isinstance(node.func, ast.Attribute):
-                owner = last_name(node.func.value) or ""
-                return "model" in owner.lower() or self.is_model(owner)
-            return name in self._closure(INTERESTING | OPTIMIZERS)
+    def acts(self, node: ast.AST) -> bool:
+        """Whether anything in `node` can be an event."""
+        known = self._acts.get(node)
+        if known is None:
+            known = self._is_event(node) or any(self.acts(child) for child in children(node))
+            self._acts[node] = known
+        return known
+
+    def _decides(self, node: ast.AST) -> bool:
         if isinstance(node, (ast.Return, ast.Continue, ast.Break, ast.Raise)):
             return True
         if isinstance(node, ast.Assign):
             return isinstance(node.value, (ast.Constant, ast.IfExp, ast.Compare))
+        return False
+
+    def _is_event(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Call):
+            name = last_name(node.func)
+            if name in self.imported or name in self.acting() or self._acts_itself(node):
+                return True
+            if name in ("half", "bfloat16") and isinstance(node.func, ast.Attribute):
+                owner = last_name(node.func.value) or ""
+                return "model" in owner.lower() or self.is_model(owner)
+            return False
         return isinstance(node, ast.Attribute) and node.attr in ("grad", "no_sync")
+
+    def _acts_itself(self, call: ast.Call) -> bool:
+        name = last_name(call.func)
+        if name in OPTIMIZERS:
+            return True
+        if name == "update" and isinstance(call.func, ast.Attribute):
+            owner = last_name(call.func.value) or "scaler"
+            return bool(_UPDATED.search(owner)) or self.kind_of(owner) == "scaler"
+        if name in _IN_PLACE:
+            return self._speaks_of_gradients
+        return name in INTERESTING
+
+    @functools.cached_property
+    def _speaks_of_gradients(self) -> bool:
+        return bool(_GRADIENT.search(self.text))
 
     def is_root(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         """Whether a scaler or autocast is at work in a function or in what it calls."""
         names = self.inventory().called[node]
-        if names & STRONG or names & self._closure(STRONG) or names & self.imported:
+        if names & STRONG or names & self._strong() or names & self.imported:
             return True
         return node in self.inventory().scaling
 
-    def _closure(self, words: frozenset[str]) -> set[str]:
-        """Functions and classes of this file that call one of `words`, and all that call these."""
-        if words not in self._definitions:
+    def _strong(self) -> set[str]:
+        """Functions and classes of this file that scale, and all that call these."""
+        if self._scaling is None:
             called = self.inventory().called
-            found: set[str] = set()
-            size = -1
-            while size != len(found):
-                size = len(found)
-                found |= {d.name for d, names in called.items() if names & (words | found)}
-            self._definitions[words] = found
-        return self._definitions[words]
+            self._scaling = _callers({d for d, names in called.items() if names & STRONG}, called)
+        return self._scaling
 
     def inventory(self) -> Inventory:
         """What stands in the file."""
@@ -200,7 +227,11 @@ class Module:
 
     def acting(self) -> set[str]:
         """Functions and classes of this file in which something can happen."""
-        return self._closure(INTERESTING | OPTIMIZERS)
+        if self._acting is None:
+            inventory = self.inventory()
+            own = {d for d, calls in inventory.calls_of.items() if any(map(self._acts_itself, calls))}
+            self._acting = _callers(own, inventory.called)
+        return self._acting
 
     def called_names(self, node: ast.Try) -> set[str]:
         """What the body of a statement calls."""
@@ -236,6 +267,16 @@ class Module:
         if key not in self._memo:
             self._memo[key] = test()
         return self._memo[key]
+
+
+def _callers(found: set[Definition], called: dict[Definition, set[str]]) -> set[str]:
+    """Names of `found` and of all that call these, by name."""
+    names = {definition.name for definition in found}
+    size = -1
+    while size != len(names):
+        size = len(names)
+        names |= {definition.name for definition, inner in called.items() if inner & names}
+    return names
 
 
 def _bound_names(node: ast.stmt) -> Iterator[str]:
