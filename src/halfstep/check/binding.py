@@ -24,6 +24,7 @@ class Binding:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.weak = 0  # depth of branches that are run without a decision whether they are
+        self.writes = 0  # how often something was changed that is seen outside of its function
 
     def augment(self, node: ast.AugAssign, scope: Scope) -> None:
         """``target op= value``."""
@@ -52,9 +53,11 @@ class Binding:
             value = self._machine.unknown()
         value = self._machine.expressions.named(value, target)
         if isinstance(target, ast.Name):
+            self.writes += target.id in scope.globals_
             scope.set(target.id, value)
         elif isinstance(target, ast.Attribute):
             owner = self._machine.expressions.evaluate(target.value, scope)
+            self.writes += 1
             if isinstance(owner, Instance):
                 owner.attributes[target.attr] = value
                 self._note_average(owner.cls.node.name, value)
@@ -65,6 +68,7 @@ class Binding:
                 self._machine.emit(e.EDIT, target, facts={"how": how, "models": owner.of})
         elif isinstance(target, ast.Subscript):
             owner = self._machine.expressions.evaluate(target.value, scope)
+            self.writes += not isinstance(owner, Unknown)
             if isinstance(owner, Mapping):
                 key = self._machine.expressions.evaluate(target.slice, scope)
                 owner.items[key.value if isinstance(key, Const) else "**"] = value

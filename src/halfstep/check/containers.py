@@ -47,6 +47,7 @@ class Containers:
             self._machine.names.pop(value.id, None)
             self._machine.give_name(value.id, f"{name}[{len(owner.items)}]")
         owner.items.append(value)
+        self._machine.binding.writes += 1
 
     def of_mapping(self, owner: Mapping, method: str, call: Call) -> Value | None:
         """``items.get(key)`` and its like."""
@@ -57,6 +58,7 @@ class Containers:
                 return owner.items[key]
             return values[1] if len(values) > 1 else self._machine.unknown(str(key))
         if method == "update":
+            self._machine.binding.writes += 1
             for value in values:
                 owner.items.update(value.items if isinstance(value, Mapping) else {"**": value})
             owner.items.update(call.named())

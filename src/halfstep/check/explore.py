@@ -4,7 +4,7 @@ A path is one run of the interpreter. Wherever it cannot know which way a condit
 `Path.decide`; the same condition gets the same answer on the whole path. The first path takes the
 main way everywhere. Further paths turn one of its decisions, then two, and so on: the plain ways
 come first, and a limit cuts the odd ones. Decisions about branches in which something can happen
-are turned before the others. A turn after which the same things happen as before is not built on.
+are turned first, each once, before the others. A turn after which the same things happen as before is not built on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from halfstep.rules import events as ev
 from halfstep.rules.events import Event
 
 MAX_PATHS = 48
-MAX_STEPS = 4000
-MAX_TOTAL = 30_000
+MAX_STEPS = 8000
+MAX_TOTAL = 40_000
 MAX_BARREN = 8
 # Kinds of event without which no rule over a training step has anything to say.
 MATTERS = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE, ev.BACKWARD, ev.AUTOCAST_ENTER])
@@ -46,7 +46,8 @@ class Path:
 
     Attributes:
         taken: All decisions so far.
-        acting: For each of them, whether something can happen in one of its branches.
+        acting: For each of them, whether something can happen in one of its branches, and it is the
+            first about these.
         events: What happened.
         num_steps: Statements executed.
     """

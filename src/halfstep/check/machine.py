@@ -16,12 +16,15 @@ from halfstep.check.conditions import Conditions
 from halfstep.check.explore import Path, Raised
 from halfstep.check.expressions import Expressions
 from halfstep.check.imports import Imports
-from halfstep.check.module import Module
+from halfstep.check.inventory import called_names
+from halfstep.check.module import INTERESTING, Module
 from halfstep.check.objects import Class, Function, FunctionNode, Scope
 from halfstep.check.project import Project
+from halfstep.check.repeats import Repeats
 from halfstep.check.values import Const, Context, Models, Sequence, Unknown, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
+from halfstep.rules.syntax import children
 
 MAX_DEPTH = 14
 NONE = Const(None)
@@ -65,6 +68,7 @@ class Machine:
         self.loops: list[int] = []  # lines of the loops that are being run
         self.tests_seen = 0  # whether an update was skipped
         self.chosen = 0  # depth of branches that the path chose without knowing
+        self._asked: set[ast.If] = set()
         self.guarded = 0  # depth of branches under such a test
         self._after_test = False  # the other branch of such a test has left
         self.optimizers: dict[str, Models | None] = {}
@@ -75,6 +79,7 @@ class Machine:
         self.expressions = Expressions(self)
         self.binding = Binding(self)
         self.imports = Imports(self)
+        self.repeats = Repeats(self)
         self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
             ast.Expr: self._expr,
             ast.Assign: self._assign,
@@ -158,7 +163,8 @@ class Machine:
             return
         seen, asked = self.tests_seen, self.conditions.asked
         chosen, other = node.body, node.orelse
-        acts = any(map(self.module.acts, (*node.body, *node.orelse)))
+        acts = node not in self._asked and any(map(self.module.acts, (*node.body, *node.orelse)))
+        self._asked.add(node)
         if not self.conditions.holds(node.test, scope, not _leaves(node.body), acts):
             chosen, other = other, chosen
         tested, chose = self.tests_seen > seen, self.conditions.asked > asked
@@ -203,7 +209,8 @@ class Machine:
     def _counts(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
         """Whether a condition in a loop counts its rounds: ``(i + 1) % accumulate == 0``."""
         assert self.module is not None
-        return self.module.once("counts", node, lambda: _has_modulo(node.body))
+        module = self.module
+        return module.once("counts", node, lambda: any(_has_modulo(s, module) for s in node.body))
 
     def _round(self, node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> bool:
         """One round of a loop; whether another may follow."""
@@ -307,6 +314,10 @@ class Machine:
         node = function.node
         if node in self.stack or len(self.stack) >= MAX_DEPTH:
             return self.unknown("recursion")
+        return self.repeats.call(function, given, named, lambda: self._run(function, given, named))
+
+    def _run(self, function: Function, given: list[Value], named: dict[str, Value]) -> Value:
+        node = function.node
         scope = Scope(function.scope.module, function.scope)
         arguments = [function.me, *given] if function.me is not None else given
         self._bind_arguments(node.args, arguments, named, scope)
@@ -387,6 +398,19 @@ def _leaves(body: list[ast.stmt]) -> bool:
     return isinstance(last, (ast.Continue, ast.Break, ast.Return, ast.Raise))
 
 
-def _has_modulo(body: list[ast.stmt]) -> bool:
-    tests = (n.test for s in body for n in ast.walk(s) if isinstance(n, (ast.If, ast.IfExp)))
-    return any(isinstance(n, ast.Mod) for test in tests for n in ast.walk(test))
+def _has_modulo(node: ast.AST, module: Module) -> bool:
+    """Whether a remainder decides if something happens; inner loops are asked for themselves."""
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+        return False
+    if isinstance(node, (ast.If, ast.IfExp)) and module.relevant(node):
+        if any(isinstance(n, ast.Mod) for n in ast.walk(node.test)):
+            return not _only_saves(node, module)
+    return any(_has_modulo(child, module) for child in children(node))
+
+
+def _only_saves(node: ast.AST, module: Module) -> bool:
+    """Whether a branch writes a checkpoint and does nothing else to the training."""
+    inner = list(ast.walk(node))
+    calls = called_names(node) & (INTERESTING | module.acting() | module.imported)
+    leaves = any(isinstance(n, (ast.Continue, ast.Break, ast.Return, ast.Raise)) for n in inner)
+    return bool(calls) and calls <= {"save", "state_dict"} and not leaves

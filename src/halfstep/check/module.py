@@ -199,7 +199,15 @@ class Module:
             return bool(_UPDATED.search(owner)) or self.kind_of(owner) == "scaler"
         if name in _IN_PLACE:
             return self._speaks_of_gradients
+        if name == "save" and isinstance(call.func, ast.Attribute):
+            return last_name(call.func.value) in self._outside  # torch.save, not a picture's
         return name in INTERESTING
+
+    @functools.cached_property
+    def _outside(self) -> set[str]:
+        """Names that imports bind, in whatever part of the file."""
+        names = (alias for node in self.inventory().imports for alias in node.names)
+        return {alias.asname or alias.name.split(".")[0] for alias in names} | {"torch"}
 
     @functools.cached_property
     def _speaks_of_gradients(self) -> bool:
@@ -229,7 +237,9 @@ class Module:
         """Functions and classes of this file in which something can happen."""
         if self._acting is None:
             inventory = self.inventory()
-            own = {d for d, calls in inventory.calls_of.items() if any(map(self._acts_itself, calls))}
+            own = {
+                d for d, calls in inventory.calls_of.items() if any(map(self._acts_itself, calls))
+            }
             self._acting = _callers(own, inventory.called)
         return self._acting
 
