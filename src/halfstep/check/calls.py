@@ -44,8 +44,8 @@ class Calls:
             return self._parent(scope)
         if isinstance(node.func, ast.Attribute):
             owner = self._expressions.evaluate(node.func.value, scope)
-            if isinstance(owner, Instance) and self._is_inherited(owner, node.func.attr):
-                result = self._methods.of_module(owner, node.func.attr, call)
+            if isinstance(owner, Instance) and not self._is_own(owner, node.func.attr):
+                result = self._inherited(owner, node.func.attr, call)
                 if result is not None:
                     return result
             if self._methods.knows(owner):
@@ -59,10 +59,17 @@ class Calls:
             function = self._expressions.evaluate(node.func, scope)
         return self._apply(function, call)
 
-    def _is_inherited(self, owner: Instance, method: str) -> bool:
-        """Whether a module has a method from torch and not from the project."""
+    def _is_own(self, owner: Instance, method: str) -> bool:
+        """Whether an object has a method from the project."""
         own = method in owner.attributes or self._expressions.class_member(owner.cls, method)
-        return owner.cls.is_module() and not own
+        return bool(own)
+
+    def _inherited(self, owner: Instance, method: str, call: Call) -> Value | None:
+        """A method that an object has from torch, if it is a module or an optimizer."""
+        if owner.cls.is_module():
+            return self._methods.of_module(owner, method, call)
+        optimizer = self._methods.as_optimizer(owner)
+        return self._methods.call(optimizer, method, call) if optimizer is not None else None
 
     def _apply(self, function: Value, call: Call) -> Value:
         if isinstance(function, Function):

@@ -34,6 +34,7 @@ class Conditions:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.asked = 0  # how often the path had to choose
+        self._seen: set[ast.expr] = set()
 
     def either(self, node: ast.BoolOp, scope: Scope) -> Value:
         """The value of ``and`` and ``or``."""
@@ -93,7 +94,9 @@ class Conditions:
         assert module is not None
         if module.once("finite", node, lambda: _asks_finite(node)):
             self._machine.finite_known = True
-        return self._decide(node, scope, main, acts)
+        first = node not in self._seen
+        self._seen.add(node)
+        return self._decide(node, scope, main, acts and first)
 
     def _decide(self, node: ast.expr, scope: Scope, main: bool, acts: bool) -> bool:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):

@@ -4,7 +4,8 @@ A path is one run of the interpreter. Wherever it cannot know which way a condit
 `Path.decide`; the same condition gets the same answer on the whole path. The first path takes the
 main way everywhere. Further paths turn one of its decisions, then two, and so on: the plain ways
 come first, and a limit cuts the odd ones. Decisions about branches in which something can happen
-are turned first, each once, before the others. A turn after which the same things happen as before is not built on.
+are turned first, each once, before the others. A turn after which the same things happen as before
+is not built on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from halfstep.rules.events import Event
 MAX_PATHS = 48
 MAX_STEPS = 8000
 MAX_TOTAL = 40_000
+MAX_MINOR = 10_000  # total after which decisions about nothing but values are not turned any more
 MAX_BARREN = 8
 # Kinds of event without which no rule over a training step has anything to say.
 MATTERS = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE, ev.BACKWARD, ev.AUTOCAST_ENTER])
@@ -93,7 +95,7 @@ def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]
     seen: set[_Shown] = set()
     num_steps, trains = 0, False
     for i in range(limit):
-        found = queue.next()
+        found = queue.next(minor=num_steps <= MAX_MINOR)
         if found is None or num_steps > MAX_TOTAL or (i >= MAX_BARREN and not trains):
             return
         given, before = found
@@ -101,7 +103,7 @@ def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]
         silent = _is_silent(run, path)
         num_steps += path.num_steps
         trains |= any(event.kind in _TRAINS for event in path.events)
-        events = tuple((e.kind, e.where, e.scaler, _shown(e)) for e in path.events)
+        events = _shown(path.events)
         if events != before:
             queue.turn(path, len(given), events)
         if not silent and events not in seen:
@@ -116,9 +118,9 @@ class _Queue:
         self._first: deque[tuple[_Turns, _Shown | None]] = deque([((), None)])
         self._last: deque[tuple[_Turns, _Shown | None]] = deque()
 
-    def next(self) -> tuple[_Turns, _Shown | None] | None:
-        """The path to run next."""
-        queue = self._first or self._last
+    def next(self, minor: bool) -> tuple[_Turns, _Shown | None] | None:
+        """The path to run next; one that turns a minor decision only if these are wanted."""
+        queue = self._first or (self._last if minor else None)
         return queue.popleft() if queue else None
 
     def turn(self, path: Path, start: int, events: _Shown) -> None:
@@ -128,8 +130,16 @@ class _Queue:
             queue.append(((*path.taken[:k], not path.taken[k]), events))
 
 
-def _shown(event: Event) -> str:
-    """Its facts, without the modules: these are other objects on every path."""
+def _shown(events: list[Event]) -> _Shown:
+    """What happened, without the modules and names, which are others on every path."""
+    scalers: dict[str | None, int] = {}
+    return tuple(
+        (event.kind, event.where, scalers.setdefault(event.scaler, len(scalers)), _facts(event))
+        for event in events
+    )
+
+
+def _facts(event: Event) -> str:
     return repr([(key, value) for key, value in event.facts.items() if key != "models"])
 
 

@@ -251,7 +251,8 @@ class Expressions:
         if not (constant or module.relevant(node.body) or module.relevant(node.orelse)):
             return self.evaluate(node.body, scope)
         asked = self._conditions.asked
-        chosen = node.body if self._conditions.holds(node.test, scope) else node.orelse
+        acts = module.acts(node.body) or module.acts(node.orelse)
+        chosen = node.body if self._conditions.holds(node.test, scope, True, acts) else node.orelse
         self._machine.chosen += (chose := self._conditions.asked > asked)
         try:
             value = self.evaluate(chosen, scope)

@@ -227,7 +227,8 @@ class Functions:
         return optimizer
 
     def _new_schedule(self, call: Call) -> Value:
-        owners = [v for v in call.all() if isinstance(v, Optimizer)]
+        known = (v for v in call.all() if not isinstance(v, Unknown))
+        owners = [owner for v in known if (owner := self._methods.as_optimizer(v)) is not None]
         name = f"schedule@{call.node.lineno}"
         self._machine.emit(e.SCHEDULE_MADE, call.node, model=name)
         return Schedule(name, owners[0] if owners else None)

@@ -45,7 +45,7 @@ class Imports:
         value = self.scope_of(module).look(alias.name) if module else None
         if module is not None and value is not None:
             if project.acts(module, alias.name):
-                scope.module.imported.add(name)
+                scope.module.add_imported([name])
             scope.set(name, value)
             return
         whole = f"{home}.{alias.name}".strip(".")
@@ -61,10 +61,10 @@ class Imports:
                 value = inner.look(name)
                 if value is not None:
                     scope.set(name, value)
-            scope.module.imported |= module.acting()
+            scope.module.add_imported(module.acting())
 
     def _bound(self, module: Module, scope: Scope) -> ProjectModule:
-        scope.module.imported |= module.acting()
+        scope.module.add_imported(module.acting())
         return ProjectModule(self.scope_of(module))
 
     def scope_of(self, module: Module) -> FileScope:

@@ -68,7 +68,6 @@ class Machine:
         self.loops: list[int] = []  # lines of the loops that are being run
         self.tests_seen = 0  # whether an update was skipped
         self.chosen = 0  # depth of branches that the path chose without knowing
-        self._asked: set[ast.If] = set()
         self.guarded = 0  # depth of branches under such a test
         self._after_test = False  # the other branch of such a test has left
         self.optimizers: dict[str, Models | None] = {}
@@ -163,8 +162,7 @@ class Machine:
             return
         seen, asked = self.tests_seen, self.conditions.asked
         chosen, other = node.body, node.orelse
-        acts = node not in self._asked and any(map(self.module.acts, (*node.body, *node.orelse)))
-        self._asked.add(node)
+        acts = any(map(self.module.acts, (*node.body, *node.orelse)))
         if not self.conditions.holds(node.test, scope, not _leaves(node.body), acts):
             chosen, other = other, chosen
         tested, chose = self.tests_seen > seen, self.conditions.asked > asked
@@ -262,9 +260,10 @@ class Machine:
         assert self.module is not None
         handlers = [h for h in node.handlers if any(map(self.module.relevant, h.body))]
         try:
-            fails = bool(handlers) and not self.failed and self._fails()
+            trains = self._trains(node)
+            fails = bool(handlers) and not self.failed and self._fails(trains)
             self.failed |= fails
-            if fails and not self._trains(node):
+            if fails and not trains:
                 self.run(handlers[0].body, scope)
                 return
             self.fails_in_backward += fails
@@ -281,8 +280,8 @@ class Machine:
         finally:
             self.run(node.finalbody, scope)
 
-    def _fails(self) -> bool:
-        return self.path.decide(("raises", self.path.fresh()), main=False)
+    def _fails(self, acts: bool) -> bool:
+        return self.path.decide(("raises", self.path.fresh()), False, acts)
 
     def _trains(self, node: ast.Try) -> bool:
         """Whether memory may run out half-way through the body: in its backward."""
@@ -402,9 +401,9 @@ def _has_modulo(node: ast.AST, module: Module) -> bool:
     """Whether a remainder decides if something happens; inner loops are asked for themselves."""
     if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
         return False
-    if isinstance(node, (ast.If, ast.IfExp)) and module.relevant(node):
-        if any(isinstance(n, ast.Mod) for n in ast.walk(node.test)):
-            return not _only_saves(node, module)
+    condition = node.test if isinstance(node, (ast.If, ast.IfExp)) else None
+    if condition and any(isinstance(n, ast.Mod) for n in ast.walk(condition)):
+        return module.relevant(node) and not _only_saves(node, module)
     return any(_has_modulo(child, module) for child in children(node))
 
 

@@ -10,7 +10,7 @@ from halfstep.check import gradients
 from halfstep.check.arguments import Call, has_training_objects, is_infinite
 from halfstep.check.containers import Containers
 from halfstep.check.explore import Silent
-from halfstep.check.objects import Instance, parts_of
+from halfstep.check.objects import Instance, is_optimizer, parts_of
 from halfstep.check.values import (
     NOBODY,
     Average,
@@ -123,11 +123,23 @@ class Methods:
         """An optimizer, also where only its use says so."""
         if isinstance(value, Optimizer):
             return value
+        if is_optimizer(value):
+            return self._own_optimizer(value)
         if isinstance(value, Unknown) and value.name:
             name = self._machine.name_of(value)
             self._machine.optimizers.setdefault(name, None)
             return Optimizer(name, None)
         return None
+
+    def _own_optimizer(self, value: Instance) -> Optimizer:
+        """Of a class of the project; what its own methods do is followed there."""
+        known = value.attributes.get("(optimizer)")
+        if isinstance(known, Optimizer):
+            return known
+        made = Optimizer(f"{value.cls.node.name}#{self._machine.path.fresh()}", None)
+        value.attributes["(optimizer)"] = made
+        self._machine.optimizers[made.id] = None
+        return made
 
     def _of_optimizer(self, optimizer: Optimizer, method: str, call: Call) -> Value | None:
         call.evaluate_all()

@@ -6,7 +6,7 @@ import ast
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from halfstep.check.inventory import Definition, Inventory, called_names, last_name
 from halfstep.rules.events import Place
@@ -32,7 +32,7 @@ _OPTIMIZER_WORDS = """
 """
 OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
 # Of these only what is done to gradients counts, and only what a scaler or an average does.
-_IN_PLACE = frozenset("clamp_ mul_ div_ masked_fill_ nan_to_num nan_to_num_".split())
+_IN_PLACE = frozenset(["clamp_", "mul_", "div_", "masked_fill_", "nan_to_num", "nan_to_num_"])
 _GRADIENT = re.compile(r"\bgrads?\b|\bgradients?\b|_grads\b")
 _UPDATED = re.compile(r"scaler|ema|amp|avg|averag|swa", re.IGNORECASE)
 _OF_MODELS = frozenset(["parameters", "named_parameters", "train", "zero_grad"])
@@ -232,6 +232,14 @@ class Module:
         if self._inventory is None:
             self._inventory = Inventory(self.tree)
         return self._inventory
+
+    def add_imported(self, names: Iterable[str]) -> None:
+        """Names that stand for something of another file of the project that can make events."""
+        before = len(self.imported)
+        self.imported.update(names)
+        if len(self.imported) > before:
+            self._acting = None
+            self._relevant, self._acts = {}, {}
 
     def acting(self) -> set[str]:
         """Functions and classes of this file in which something can happen."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
+from halfstep.check.module import OPTIMIZERS
 from halfstep.check.values import (
     NOBODY,
     External,
@@ -127,6 +128,15 @@ class Class(Value):
             else isinstance(base, External) and base.last in ("Module", "Sequential", "ModuleList")
             for base in self.bases
         )
+
+
+def is_optimizer(value: Value) -> TypeGuard[Instance]:
+    """Whether it is an object of a class of the project that is an optimizer of torch."""
+    return isinstance(value, Instance) and any(
+        isinstance(base, External) and (base.last in OPTIMIZERS or base.last == "Optimizer")
+        for cls in value.cls.ancestry()
+        for base in cls.bases
+    )
 
 
 class Instance(Value):

@@ -63,7 +63,7 @@ class Project:
         return self._acting.get(key, False)
 
     def mark_imports(self, module: Module) -> None:
-        """Tell an imported file which of its imported names can make events."""
+        """Tell a file which of its imported names can make events."""
         if module.path in self._marked:
             return
         self._marked.add(module.path)
@@ -71,7 +71,7 @@ class Project:
             found = self.find(module, node.module, node.level) if node.module else None
             if found is not None:
                 acting = (a for a in node.names if self.acts(found, a.name))
-                module.imported |= {a.asname or a.name for a in acting}
+                module.add_imported([a.asname or a.name for a in acting])
 
     def find(self, importer: Module, dotted: str, level: int = 0) -> Module | None:
         """The file that ``import dotted`` in `importer` means, if it is one of the project."""

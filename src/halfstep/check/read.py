@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from halfstep.check.explore import MATTERS, Path, PathEnded, Raised, paths
+from halfstep.check.inventory import last_name
 from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Returned
 from halfstep.check.module import Module
 from halfstep.check.objects import Class, Function, Instance, Scope
@@ -13,6 +14,7 @@ from halfstep.check.project import Project
 from halfstep.check.values import Const, Models, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
+from halfstep.rules.syntax import inside
 
 _ENDS = (Returned, LoopLeft, LoopContinued, Raised)
 
@@ -25,14 +27,34 @@ def read(module: Module, project: Project) -> Iterator[list[Event]]:
     what their names are used as. One that does a whole step runs twice: the next call is the next
     step.
     """
+    project.mark_imports(module)
     covered: set[int] = set()
     yield from _explore(module, project, covered, None)
     for node, owner in _definitions(module):
-        if id(node) not in covered and module.is_root(node):
+        if (
+            id(node) not in covered
+            and module.is_root(node)
+            and not _only_calls(node, module, covered)
+        ):
             yield from _explore(module, project, covered, (node, owner))
 
 
-_Root = tuple[ast.FunctionDef | ast.AsyncFunctionDef, ast.ClassDef | None]
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _only_calls(node: _Function, module: Module, covered: set[int]) -> bool:
+    """Whether all that a function does is to call one that was read, once: another way in."""
+    acting = [n for n in inside(node.body) if isinstance(n, ast.Call) and module.acts(n)]
+    name = last_name(acting[0].func) if len(acting) == 1 else None
+    inner = [
+        n
+        for n in module.index().get(name or "", ())
+        if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    return bool(inner) and all(id(n) in covered for n in inner)
+
+
+_Root = tuple[_Function, ast.ClassDef | None]
 
 
 def _explore(

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from halfstep.check.objects import Class, Function, FunctionNode, Instance
+from halfstep.check.objects import Class, Function, Instance
 from halfstep.check.values import (
     NOBODY,
     Const,
     Counted,
     External,
     Mapping,
-    Models,
     Params,
     Repeated,
     Sequence,
