@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
 from halfstep.check import gradients
 from halfstep.check.inventory import last_name
-from halfstep.check.objects import Instance, Scope
+from halfstep.check.objects import AVERAGE, Instance, Scope
 from halfstep.check.values import Const, Grad, Mapping, Params, Unknown, Value
 from halfstep.rules import events as e
 
 if TYPE_CHECKING:
     from halfstep.check.machine import Machine
-
-_AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])")
 
 
 class Binding:
@@ -24,7 +21,24 @@ class Binding:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.weak = 0  # depth of branches that are run without a decision whether they are
+        self.frame = 0  # `weak` where the running function was called
+        self._since = 0  # number of the first object that was made in the outermost of these
         self.writes = 0  # how often something was changed that is seen outside of its function
+
+    def enter_weak(self) -> None:
+        """Go into a branch that may not run: what is set in it is not known for certain."""
+        if not self.weak:
+            self._since = Value().number
+        self.weak += 1
+
+    def _is_certain(self, target: ast.expr, scope: Scope) -> bool:
+        """Whether a target is only seen where the branch has run."""
+        if isinstance(target, ast.Name):
+            return self.weak == self.frame and target.id not in scope.globals_
+        if not self.weak or not isinstance(target, ast.Attribute):
+            return not self.weak
+        owner = scope.find(target.value.id) if isinstance(target.value, ast.Name) else None
+        return isinstance(owner, Instance) and owner.number > self._since
 
     def augment(self, node: ast.AugAssign, scope: Scope) -> None:
         """``target op= value``."""
@@ -49,7 +63,7 @@ class Binding:
             self._bind_one(target, value, scope)
 
     def _bind_one(self, target: ast.expr, value: Value, scope: Scope) -> None:
-        if self.weak and isinstance(value, Const):
+        if self.weak and isinstance(value, Const) and not self._is_certain(target, scope):
             value = self._machine.unknown()
         value = self._machine.expressions.named(value, target)
         if isinstance(target, ast.Name):
@@ -79,5 +93,5 @@ class Binding:
 
     def _note_average(self, name: str, value: Value) -> None:
         """By its name alone: there are as many classes for it as projects."""
-        if isinstance(value, Unknown) and _AVERAGE.search(name):
+        if isinstance(value, Unknown) and AVERAGE.search(name):
             self._machine.averages.add(value.root)

@@ -51,6 +51,8 @@ class Calls:
             if self._methods.knows(owner):
                 result = self._methods.call(owner, node.func.attr, call)
                 return result if result is not None else self._opaque(call, owner)
+            if isinstance(owner, Instance) and owner.cls.is_average():
+                self._average(owner, node.func.attr, call)
             function = self._expressions.attribute(owner, node.func.attr)
             if isinstance(owner, Parent) and not isinstance(function, Function):
                 call.evaluate_all()  # a base class from outside keeps what it is given
@@ -58,6 +60,13 @@ class Calls:
         else:
             function = self._expressions.evaluate(node.func, scope)
         return self._apply(function, call)
+
+    def _average(self, owner: Instance, method: str, call: Call) -> None:
+        """A moving average of the project's own moves; its code is followed as well."""
+        if method in ("update", "update_parameters") and call.count():
+            models = NOBODY.union(*(parts_of(v) for v in call.all()))
+            name = f"{owner.cls.node.name}#{owner.number}"
+            self._machine.emit(e.EMA, call.node, model=name, facts={"models": models or None})
 
     def _is_own(self, owner: Instance, method: str) -> bool:
         """Whether an object has a method from the project."""

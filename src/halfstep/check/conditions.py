@@ -44,6 +44,8 @@ class Conditions:
             value = self._machine.expressions.evaluate(part, scope)
             if isinstance(value, SkipTest):
                 return value
+            if isinstance(value, Const) and value.value is stop:
+                return value  # whatever came before it
             if value.truth is stop:
                 return value if not seen else self._joined(node, [*seen, value])
             if value.truth is None:

@@ -276,7 +276,7 @@ class Expressions:
                 continue
             if isinstance(value, State) and isinstance(item, ast.Call):
                 value.entry = self._place(item)
-            items[key.value if isinstance(key, ast.Constant) else id(item)] = value
+            items[key.value if isinstance(key, ast.Constant) else ("?", self.count())] = value
         return Mapping(items)
 
     def _place(self, node: ast.expr) -> Place:

@@ -154,7 +154,7 @@ class Machine:
         matters = any(map(self.module.relevant, (*node.body, *node.orelse)))
         if not matters:
             self.expressions.evaluate(node.test, scope)
-            self.binding.weak += 1
+            self.binding.enter_weak()
             try:
                 self.run(node.body, scope)
             finally:
@@ -322,12 +322,13 @@ class Machine:
         self._bind_arguments(node.args, arguments, named, scope)
         self.covered.add(id(node))
         before, self.module = self.module, function.scope.module
+        frame, self.binding.frame = self.binding.frame, self.binding.weak
         self.stack.append(node)
         try:
             return self._body(node, scope)
         finally:
             self.stack.pop()
-            self.module = before
+            self.module, self.binding.frame = before, frame
 
     def _body(self, node: FunctionNode, scope: Scope) -> Value:
         if isinstance(node, ast.Lambda):

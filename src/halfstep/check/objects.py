@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import itertools
-from collections.abc import Callable, Hashable, Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeGuard
 
 from halfstep.check.module import OPTIMIZERS
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from halfstep.check.module import Module
 
 
-_NUMBERS = itertools.count()
+# A moving average, by its name alone: there are as many classes for it as projects.
+AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])|[Mm]oving_?[Aa]verage")
 
 
 class Scope:
@@ -129,6 +130,10 @@ class Class(Value):
             for base in self.bases
         )
 
+    def is_average(self) -> bool:
+        """Whether its name says that it is a moving average of a model."""
+        return bool(AVERAGE.search(self.node.name))
+
 
 def is_optimizer(value: Value) -> TypeGuard[Instance]:
     """Whether it is an object of a class of the project that is an optimizer of torch."""
@@ -142,17 +147,12 @@ def is_optimizer(value: Value) -> TypeGuard[Instance]:
 class Instance(Value):
     """An object of a project's class."""
 
-    __slots__ = ("attributes", "cls", "number")
+    __slots__ = ("attributes", "cls")
 
     def __init__(self, cls: Class) -> None:
         self.cls = cls
         self.attributes: dict[str, Value] = {}
-        self.number = next(_NUMBERS)
-
-    @property
-    def key(self) -> Hashable:
-        """Not its `id`, which another object may get when this one is gone."""
-        return ("instance", self.number)
+        _ = self.number  # in the order in which they are made
 
 
 class Parent(Value):

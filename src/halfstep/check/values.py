@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from typing import Any
 
@@ -11,16 +12,28 @@ Models = frozenset[Hashable]
 NOBODY: Models = frozenset()
 
 
+_NUMBERS = itertools.count()
+
+
 class Value:
     """Anything. `models` are the modules whose parameters a tensor depends on."""
 
-    __slots__ = ()
+    __slots__ = ("_number",)
     models: Models = NOBODY
+
+    @property
+    def number(self) -> int:
+        """Of this value alone; its `id` may go to another one when this one is gone."""
+        try:
+            return self._number
+        except AttributeError:
+            self._number: int = next(_NUMBERS)
+            return self._number
 
     @property
     def key(self) -> Hashable:
         """Equal for values that are surely the same on one path."""
-        return id(self)
+        return ("value", self.number)
 
     @property
     def truth(self) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ from halfstep.rules.syntax import argument, body_of, dotted, inside, last, recei
 _KEEPS_COPIES = (
     "lora",
     "peft",
-    "master",
     "deepspeed",
     "apex",
     "fp16_optimizer",
@@ -21,6 +21,9 @@ _KEEPS_COPIES = (
     "kahan",
     "fp32_",
 )
+
+# FP32 copies by their usual name; MASTER_ADDR is the address of a process.
+_MASTER = re.compile(r"master[_ -]?(weight|param|cop|model|grad|dtype)")
 
 _RETURN_THEMSELVES = frozenset(["to", "cuda", "cpu", "train", "eval", "apply"])
 
@@ -46,7 +49,7 @@ class LowWeights(NamedTuple):
 def low_weights(source: Source) -> list[LowWeights]:
     """All in a file that trains."""
     low = source.text.lower()
-    if any(word.lower() in low for word in _KEEPS_COPIES):
+    if any(word in low for word in _KEEPS_COPIES) or _MASTER.search(low):
         return []
     optimizers = list(_optimizers(source))
     found = []
