@@ -127,3 +127,29 @@ for fp16 in (False, True):
     train(settings, fp16, [torch.randn(2, 4)])
 """
     assert codes(tmp_path, train=text) == []
+
+
+def test_condition_asked_twice_of_the_same_number_has_one_answer(tmp_path: Path) -> None:
+    text = """\
+import torch
+
+
+def train(model, optimizer, batches, accumulate, start, warm, scaler=None):
+    schedule = None
+    if start == 0 and warm:
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, ramp)
+    for i, x in enumerate(batches):
+        step = i + start * len(batches)
+        if step % accumulate == 0:
+            size = step
+        with torch.autocast("cuda"):
+            loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        if step % accumulate == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        if step % accumulate == 0 and schedule is not None:
+            schedule.step()
+"""
+    assert codes(tmp_path, train=text) == ["HS109"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
@@ -56,6 +56,7 @@ class Expressions:
         self._machine = machine
         self._calls = Calls(machine, self)
         self._conditions = machine.conditions
+        self._combined: dict[Hashable, Hashable] = {}
         self._kinds: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
             ast.Constant: lambda node, scope: Const(node.value),
             ast.Name: self._name,
@@ -223,7 +224,10 @@ class Expressions:
                 return ScaleRead(side.scaler, side.inverse is not turned)
         if isinstance(node.op, ast.Add) and isinstance(left, (Sequence, Params)):
             return Sequence([left, right])
-        return self._machine.unknown(models=left.models | right.models)
+        combined = (type(node.op), left.key, right.key)
+        if combined not in self._combined:  # the same operation on the same values is the same
+            self._combined[combined] = ("new", self.count())
+        return Unknown(self._combined[combined], "", left.models | right.models)
 
     def _folded(self, op: ast.operator, left: Any, right: Any) -> Value:
         try:

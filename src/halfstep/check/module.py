@@ -246,7 +246,10 @@ class Module:
         if self._acting is None:
             inventory = self.inventory()
             own = {
-                d for d, calls in inventory.calls_of.items() if any(map(self._acts_itself, calls))
+                definition
+                for definition, calls in inventory.calls_of.items()
+                if inventory.called[definition] & self.imported
+                or any(map(self._acts_itself, calls))
             }
             self._acting = _callers(own, inventory.called)
         return self._acting
