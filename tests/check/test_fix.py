@@ -167,6 +167,84 @@ def test_attribute_of_the_same_object_is_put_into_the_checkpoint() -> None:
     assert '"scaler": self.scaler.state_dict()}, path)' in fixed
 
 
+RESUMED = """\
+import copy
+
+import torch
+
+
+def run(model, path, batches, resume=False):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
+    if resume:
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])  # as it was
+    for x in batches:
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return scaler.get_scale()
+
+
+def main(model, path):
+    run(model, path, [])
+
+
+if __name__ == "__main__":
+    main(torch.nn.Linear(2, 1), "a.pt")
+"""
+
+
+def test_load_beside_that_of_the_optimizer_gets_the_scaler_too(tmp_path: Path) -> None:
+    fixed = fix(RESUMED)
+    place = {"model": torch.nn.Linear(2, 1), "path": tmp_path / "a.pt"}
+    old: dict[str, Any] = {"__name__": "old"}
+    new: dict[str, Any] = {"__name__": "new"}
+    exec(RESUMED, old)
+    exec(fixed, new)
+    batches = [torch.ones(1, 2)] * 3
+    assert old["run"](**place, batches=batches) == 2.0**13
+    assert old["run"](**place, batches=batches, resume=True) == 2.0**13  # lost
+    assert new["run"](**place, batches=batches, resume=True) == 2.0**13  # an old file still loads
+    assert new["run"](**place, batches=batches, resume=True) == 2.0**16
+    assert fix(fixed) == fixed
+
+
+def test_load_of_a_file_from_a_disabled_scaler_still_works(tmp_path: Path) -> None:
+    off = fix(RESUMED).replace('"cpu", ', '"cpu", enabled=False, ')
+    for text, resume in ((off, False), (fix(RESUMED), True)):
+        names: dict[str, Any] = {"__name__": "here"}
+        exec(text, names)
+        names["run"](torch.nn.Linear(2, 1), tmp_path / "a.pt", [], resume=resume)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('saved["optimizer"]', 'saved["other"]'),
+        ("optimizer.load_state_dict", "twin.load_state_dict"),
+        ('optimizer.load_state_dict(saved["optimizer"])', 'restore(optimizer, saved["optimizer"])'),
+        ("  # as it was", "; print()"),
+    ],
+    ids=["other entry", "other optimizer", "through a helper", "not alone on its line"],
+)
+def test_load_that_is_not_found_leaves_the_save_alone_repaired(old: str, new: str) -> None:
+    fixed = fix(RESUMED.replace(old, new))
+    assert '"scaler": scaler.state_dict()' in fixed
+    assert "scaler.load_state_dict" not in fixed
+
+
+def test_scaler_made_after_the_load_is_not_loaded_before_it() -> None:
+    made = next(line for line in RESUMED.splitlines() if "GradScaler" in line) + "\n"
+    late = RESUMED.replace(made, "").replace("    for x in", made + "    for x in")
+    fixed = fix(late)
+    assert '"scaler": scaler.state_dict()' in fixed
+    assert "scaler.load_state_dict" not in fixed
+
+
 def test_name_that_a_helper_does_not_know_is_not_written_into_it() -> None:
     bad = registry.load("HS117").bad
     setup, loop = bad.split("\n\n\nfor x, y")

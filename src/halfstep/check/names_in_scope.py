@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import TypeGuard
 
 from halfstep.check.module import Module
 
@@ -25,6 +26,26 @@ def is_known_at(module: Module, line: int, dotted: str) -> bool:
         return True
     classes: list[ast.AST] = [node for node in around if isinstance(node, ast.ClassDef)]
     return any(_stores(home, dotted) for home in classes or [module.tree])
+
+
+def is_set_before(module: Module, line: int, dotted: str) -> bool:
+    """Whether `dotted` is known at `line` and surely set by then, as far as the text shows.
+
+    What the innermost scope around the line sets itself, it must set further up; what comes from
+    outside was set when the function ran, arguments too.
+    """
+    if not is_known_at(module, line, dotted):
+        return False
+    around = [node for node in ast.walk(module.tree) if _contains(node, line)]
+    functions = [node for node in around if isinstance(node, _FUNCTIONS)]
+    home = functions[-1] if functions else module.tree
+    stores = [node.lineno for node in ast.walk(home) if _is_store(node, dotted)]
+    return not stores or min(stores) < line
+
+
+def _is_store(node: ast.AST, dotted: str) -> TypeGuard[ast.expr]:
+    named = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+    return named and ast.unparse(node) == dotted
 
 
 def _contains(node: ast.AST, line: int) -> bool:
@@ -50,9 +71,4 @@ def _bound(scope: ast.AST) -> set[str]:
 
 
 def _stores(scope: ast.AST, dotted: str) -> bool:
-    return any(
-        isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node) == dotted
-        for node in ast.walk(scope)
-    )
+    return any(_is_store(node, dotted) for node in ast.walk(scope))

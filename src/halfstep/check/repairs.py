@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from halfstep.check.module import Module
 from halfstep.check.names_in_scope import is_known_at
+from halfstep.check.restores import loads_too
 from halfstep.check.statements import Lines, Spot, call_of, spots_of
 from halfstep.records.finding import Finding
 from halfstep.rules.rule import Edit
@@ -33,7 +34,11 @@ def repair(finding: Finding, proposed: tuple[Edit, ...], module: Module) -> tupl
     make = _REPAIRS.get(finding.code)
     if make:
         return make(finding, module)
-    return proposed if all(_is_sound(edit, module) for edit in proposed) else ()
+    if not all(_is_sound(edit, module) for edit in proposed):
+        return ()
+    if finding.code == "HS117":
+        return (*proposed, *(edit for save in proposed for edit in loads_too(save, module)))
+    return proposed
 
 
 def _is_sound(edit: Edit, module: Module) -> bool:

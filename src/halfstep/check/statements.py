@@ -94,6 +94,14 @@ class Lines:
         place = Place(self._module.path, line, 1, line, 1)
         return Edit(place, f"{self.indent(statement)}{text}{self._end}")
 
+    def behind(self, statement: ast.stmt, *texts: str) -> Edit:
+        """New lines behind a statement and its comment, indented as it is."""
+        line = statement.end_lineno or statement.lineno
+        column = len(self._lines[line - 1].encode()) + 1
+        indent = self.indent(statement)
+        new = "".join(f"{self._end}{indent}{text}" for text in texts)
+        return Edit(Place(self._module.path, line, column, line, column), new)
+
     def moved_behind(self, statement: ast.stmt, target: ast.stmt) -> tuple[Edit, ...]:
         """A statement with its comment, taken away and put behind `target`."""
         first, last = statement.lineno, statement.end_lineno or statement.lineno
