@@ -118,8 +118,13 @@ def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) ->
         return
     from halfstep.check.read import read  # the reader is half of the package
 
+    seen = set()
     for events in read(module, project):
         for rule, hit in hits_of(events, rules):
+            key = rule.code, hit.where.path, hit.where.line
+            if key in seen:  # most paths show the same
+                continue
+            seen.add(key)
             finding = finding_of(rule, hit)
             edits: tuple[Edit, ...] = ()
             if rule.fixes and finding.path == module.path:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from halfstep.check.explore import MATTERS, Path, PathEnded, Raised, paths
 from halfstep.check.inventory import last_name
 from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Returned
-from halfstep.check.module import Module
+from halfstep.check.module import STRONG, Module
 from halfstep.check.objects import Class, Function, Instance, Scope
 from halfstep.check.project import Project
 from halfstep.check.values import Const, Models, Value
@@ -44,13 +44,15 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def _only_calls(node: _Function, module: Module, covered: set[int]) -> bool:
     """Whether all that a function does is to call one that was read, once: another way in."""
-    acting = [n for n in inside(node.body) if isinstance(n, ast.Call) and module.acts(n)]
-    name = last_name(acting[0].func) if len(acting) == 1 else None
-    inner = [
-        n
-        for n in module.index().get(name or "", ())
-        if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
+    if module.inventory().called[node] & STRONG:
+        return False
+    nodes = list(inside(node.body))
+    acting = [n for n in nodes if isinstance(n, ast.Call) and module.acts(n)]
+    if len(acting) != 1 or any(isinstance(n, (ast.For, ast.AsyncFor, ast.While)) for n in nodes):
+        return False
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    named = module.index().get(last_name(acting[0].func) or "", ())
+    inner = [n for n in named if isinstance(n, kinds)]
     return bool(inner) and all(id(n) in covered for n in inner)
 
 
