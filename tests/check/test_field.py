@@ -134,7 +134,7 @@ def test_condition_asked_twice_of_the_same_number_has_one_answer(tmp_path: Path)
 import torch
 
 
-def train(model, optimizer, batches, accumulate, start, warm, scaler=None):
+def train(model, optimizer, batches, accumulate, start, warm, scaler):
     schedule = None
     if start == 0 and warm:
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, ramp)
@@ -151,5 +151,12 @@ def train(model, optimizer, batches, accumulate, start, warm, scaler=None):
             optimizer.zero_grad()
         if step % accumulate == 0 and schedule is not None:
             schedule.step()
+
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for epoch in range(9):
+    train(model, optimizer, get_batches(), 4, get_start(), True, scaler)
 """
     assert codes(tmp_path, train=text) == ["HS109"]
