@@ -174,6 +174,42 @@ def test_same_training_done_right_is_silent() -> None:
     assert found({"measure.py": MEASURE, "train.py": right}, "HS1") == set()
 
 
+ABSTRACT = """\
+import torch
+
+
+class Base:
+    def __init__(self, model):
+        self.model = model
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def batches(self):
+        \"\"\"Of a subclass.\"\"\"
+        raise NotImplementedError("batches")
+
+    def run(self):
+        for x in self.batches():
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = self.model(x).square().mean()
+            self.scaler.scale(loss).backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+"""
+
+
+@pytest.mark.parametrize("right", [False, True], ids=["wrong", "right"])
+def test_method_that_a_subclass_overrides_does_not_end_the_path(right: bool) -> None:
+    clip = "            torch.nn.utils"
+    text = ABSTRACT
+    if right:
+        text = text.replace(clip, f"            self.scaler.unscale_(self.optimizer)\n{clip}")
+    expected = set() if right else {("HS101", "train.py", line(text, "clip_grad_norm_"))}
+    assert found({"train.py": text}, "HS101") == expected
+
+
 OWN = """\
 class Slow(torch.optim.SGD):
     def __init__(self, net, rate):

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
 from halfstep.check.inventory import last_name
-from halfstep.check.objects import Class, Function, Instance, Parent, ProjectModule, Scope
+from halfstep.check.objects import (
+    AVERAGE,
+    Class,
+    Function,
+    Instance,
+    Parent,
+    ProjectModule,
+    Scope,
+)
 from halfstep.check.values import (
     NOBODY,
     Average,
@@ -203,7 +211,7 @@ class Expressions:
         if isinstance(value, Unknown) and value.name != name:
             fresh = Unknown(value.key, name, value.models, value.root)
             used = self.used_as(fresh)
-            return used if used is not fresh else value
+            return used if used is not fresh or AVERAGE.search(name) else value
         return value
 
     # Operators

@@ -16,15 +16,14 @@ from halfstep.check.conditions import Conditions
 from halfstep.check.explore import Path, Raised
 from halfstep.check.expressions import Expressions
 from halfstep.check.imports import Imports
-from halfstep.check.inventory import called_names
-from halfstep.check.module import INTERESTING, Module
+from halfstep.check.module import Module
 from halfstep.check.objects import Class, Function, FunctionNode, Scope
 from halfstep.check.project import Project
 from halfstep.check.repeats import Repeats
+from halfstep.check.shapes import has_modulo, is_abstract, leaves
 from halfstep.check.values import Const, Context, Models, Sequence, Unknown, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
-from halfstep.rules.syntax import children
 
 MAX_DEPTH = 14
 NONE = Const(None)
@@ -163,7 +162,7 @@ class Machine:
         seen, asked = self.tests_seen, self.conditions.asked
         chosen, other = node.body, node.orelse
         acts = any(map(self.module.acts, (*node.body, *node.orelse)))
-        if not self.conditions.holds(node.test, scope, not _leaves(node.body), acts):
+        if not self.conditions.holds(node.test, scope, not leaves(node.body), acts):
             chosen, other = other, chosen
         tested, chose = self.tests_seen > seen, self.conditions.asked > asked
         self.guarded += tested
@@ -173,7 +172,7 @@ class Machine:
         finally:
             self.guarded -= tested
             self.chosen -= chose
-        self._after_test |= tested and bool(other) and _leaves(other)
+        self._after_test |= tested and bool(other) and leaves(other)
 
     def _match(self, node: ast.Match, scope: Scope) -> None:
         subject = self.expressions.evaluate(node.subject, scope)
@@ -208,7 +207,7 @@ class Machine:
         """Whether a condition in a loop counts its rounds: ``(i + 1) % accumulate == 0``."""
         assert self.module is not None
         module = self.module
-        return module.once("counts", node, lambda: any(_has_modulo(s, module) for s in node.body))
+        return module.once("counts", node, lambda: any(has_modulo(s, module) for s in node.body))
 
     def _round(self, node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> bool:
         """One round of a loop; whether another may follow."""
@@ -333,6 +332,8 @@ class Machine:
     def _body(self, node: FunctionNode, scope: Scope) -> Value:
         if isinstance(node, ast.Lambda):
             return self.expressions.evaluate(node.body, scope)
+        if is_abstract(node):
+            return self.unknown(node.name)  # what a subclass in some other file does
         contexts = [self.expressions.evaluate(d, scope) for d in node.decorator_list]
         active = [c for c in contexts if isinstance(c, Context)]
         for context in active:
@@ -388,29 +389,3 @@ class Machine:
     def unknown(self, name: str = "", models: Models = frozenset()) -> Unknown:
         """A value of its own that nothing is known about."""
         return Unknown(("new", self.path.fresh()), name, models)
-
-
-def _leaves(body: list[ast.stmt]) -> bool:
-    """Whether a branch ends the iteration, the loop, the function or the program."""
-    last = body[-1]
-    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
-        return getattr(last.value.func, "attr", "") in ("exit", "_exit")
-    return isinstance(last, (ast.Continue, ast.Break, ast.Return, ast.Raise))
-
-
-def _has_modulo(node: ast.AST, module: Module) -> bool:
-    """Whether a remainder decides if something happens; inner loops are asked for themselves."""
-    if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
-        return False
-    condition = node.test if isinstance(node, (ast.If, ast.IfExp)) else None
-    if condition and any(isinstance(n, ast.Mod) for n in ast.walk(condition)):
-        return module.relevant(node) and not _only_saves(node, module)
-    return any(_has_modulo(child, module) for child in children(node))
-
-
-def _only_saves(node: ast.AST, module: Module) -> bool:
-    """Whether a branch writes a checkpoint and does nothing else to the training."""
-    inner = list(ast.walk(node))
-    calls = called_names(node) & (INTERESTING | module.acting() | module.imported)
-    leaves = any(isinstance(n, (ast.Continue, ast.Break, ast.Return, ast.Raise)) for n in inner)
-    return bool(calls) and calls <= {"save", "state_dict"} and not leaves

@@ -10,7 +10,7 @@ from halfstep.check import gradients
 from halfstep.check.arguments import Call, has_training_objects, is_infinite
 from halfstep.check.containers import Containers
 from halfstep.check.explore import Silent
-from halfstep.check.objects import Instance, is_optimizer, parts_of
+from halfstep.check.objects import AVERAGE, Instance, is_optimizer, parts_of
 from halfstep.check.values import (
     NOBODY,
     Average,
@@ -225,7 +225,7 @@ class Methods:
             return State("scaler" if inside else "model")
         if method in FRAMEWORK:
             raise Silent
-        if method in ("update", "update_parameters") and "ema" in owner.name.lower():
+        if method in ("update", "update_parameters") and AVERAGE.search(owner.name):
             models = NOBODY.union(*(parts_of(v) for v in call.given()))
             facts = {"models": models or None}
             self._machine.emit(e.EMA, call.node, model=owner.name, facts=facts)
