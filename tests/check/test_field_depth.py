@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from halfstep.check.linter import check_paths
-from halfstep.check.values import Value
 from halfstep.rules import registry
 
 SETUP = registry.load("HS101").bad.split("for x, y in batches:\n")[0]
@@ -342,7 +341,3 @@ def main(rank, batches):
 @pytest.mark.parametrize("extra", ["", "master_weights = copy_of(model)\n"], ids=["wrong", "right"])
 def test_master_is_a_process_or_a_weight(extra: str) -> None:
     assert len(found({"train.py": LOW + extra}, "HS211")) == (not extra)
-
-
-def test_key_of_a_value_is_never_used_again() -> None:
-    assert len({Value().key for _ in range(1000)}) == 1000
