@@ -53,6 +53,36 @@ def test_bad_example_that_is_repaired_trains_as_the_good_one(rule: type[Rule]) -
     assert all(map(torch.equal, weights_after(fix(rule.bad)), expected))
 
 
+PLAIN_CLIP = "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+LATE_UNSCALE = "    scaler.unscale_(optimizer)"
+
+
+def clip_with(*lines: str) -> str:
+    bad = registry.load("HS101").bad.replace("  # <- HS101", "")
+    assert PLAIN_CLIP in bad
+    return bad.replace(PLAIN_CLIP, "\n".join(lines))
+
+
+def test_clip_ahead_of_an_unscale_goes_behind_it() -> None:
+    fixed = fix(clip_with(PLAIN_CLIP, LATE_UNSCALE))
+    assert fixed == clip_with(LATE_UNSCALE, PLAIN_CLIP)
+    expected = weights_after(registry.load("HS101").good)
+    assert all(map(torch.equal, weights_after(fixed), expected))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (PLAIN_CLIP.replace("nn.", "norm = nn."), "    print(norm)", LATE_UNSCALE),
+        (PLAIN_CLIP, "    if True:", "    " + LATE_UNSCALE),
+        (PLAIN_CLIP, "    for each in [optimizer]:", "        scaler.unscale_(each)"),
+    ],
+    ids=["its result is used between", "in a branch", "in a loop"],
+)
+def test_clip_ahead_of_an_unscale_that_takes_a_person_is_left_alone(lines: tuple[str, ...]) -> None:
+    assert fix(clip_with(*lines)) == clip_with(*lines)
+
+
 def test_repair_of_a_clip_changes_how_it_trains() -> None:
     rule = registry.load("HS101")
     assert not all(map(torch.equal, weights_after(rule.bad), weights_after(rule.good)))

@@ -35,6 +35,33 @@ def test_comment_anywhere_in_the_statement_silences_it(statement: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("comment", "fault"),
+    [
+        ("ignore[HS101", "not written as"),
+        ("ignore HS101", "not written as"),
+        ("ignore: HS101", "not written as"),
+        ("ignore[]", "not written as"),
+        ("ignore[clip-before-unscale]", "no rule CLIP-BEFORE-UNSCALE"),
+        ("ignore[HS999]", "no rule HS999"),
+    ],
+)
+def test_comment_that_is_written_wrong_silences_nothing_and_says_so(
+    comment: str, fault: str
+) -> None:
+    text = BAD.replace(CLIP, f"{CLIP.split('  #')[0]}  # halfstep: {comment}")
+    found = {f.code: f.message for f in check_text("train.py", text, RULES)}
+    assert "HS101" in found
+    assert fault in found["HS304"]
+
+
+def test_comment_with_one_code_that_does_not_exist_silences_the_other() -> None:
+    text = BAD.replace(CLIP, f"{CLIP.split('  #')[0]}  # halfstep: ignore[HS101, HS999]")
+    (found,) = check_text("train.py", text, RULES)
+    assert found.code == "HS304"
+    assert "no rule HS999" in found.message
+
+
+@pytest.mark.parametrize(
     "text",
     [
         BAD.replace("for x, y in batches:", "for x, y in batches:  # halfstep: ignore"),

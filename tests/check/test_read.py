@@ -211,9 +211,9 @@ model = build()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cuda")
 for x in loader:
-    optimizer.zero_grad()  # <- HS112
+    optimizer.zero_grad()
     scaler.scale(model(x).mean()).backward()
-    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)  # <- HS112
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if not torch.isfinite(norm):
         continue

@@ -33,7 +33,7 @@ CHECKLIST = (
     Line(
         "unscale before clip, once per optimizer",
         ("HS101", "HS102", "HS103", "HS120", "HS125", "HS129"),
-        re.compile(r"\bunscale_|\bclip_grad_(norm|value)_|\bscale\(.*backward\("),
+        re.compile(r"\bunscale_|\bclip_grad_(norm|value)_|\bclip_grads_with_norm_"),
     ),
     Line(
         "max_norm untouched",

@@ -91,5 +91,7 @@ def decode(data: bytes) -> tuple[str, str]:
     try:
         encoding, _ = tokenize.detect_encoding(BytesIO(data).readline)
         return data.decode(encoding), encoding
-    except (SyntaxError, UnicodeDecodeError, LookupError):
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        if str(error).startswith("unknown encoding"):
+            raise Unreadable(f"it declares an {error}") from None
         raise Unreadable("not UTF-8, and no other encoding is declared") from None

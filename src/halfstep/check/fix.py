@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from halfstep.check.documents import Piece, open_document
 from halfstep.check.edits import apply
@@ -89,8 +89,11 @@ def fix_data(
         document = open_document(path, fixed.new)
         texts = []
         for piece in document.pieces:
-            wanted = list(_repairable(path, piece, rules, settings or Settings(), unsafe))
+            found = _found(path, piece, rules)
+            wanted = list(_repairable(path, found, settings or Settings(), unsafe))
             text, made = apply(piece.text, [raw.edits for raw in wanted])
+            if any(made) and _errors(_found(path, Piece(text), rules)) - _errors(found):
+                text, made = piece.text, [False] * len(made)  # it would be wrong in another way
             done = (raw.finding.code for raw, is_made in zip(wanted, made, strict=True) if is_made)
             fixed.counts.update(done)
             texts.append(text)
@@ -100,18 +103,32 @@ def fix_data(
     return fixed
 
 
-def _repairable(
-    path: str, piece: Piece, rules: Sequence[type[Rule]], settings: Settings, unsafe: bool
-) -> Iterator[Raw]:
+class _Found(NamedTuple):
+    raws: list[Raw]
+    view: View | None
+
+
+def _found(path: str, piece: Piece, rules: Sequence[type[Rule]]) -> _Found:
     module, project = _parsed(path, piece), Project()
     if module is None:
-        return
+        return _Found([], None)
     project.add(module)
-    view = View(module, piece, project)
-    for raw in raw_findings(module, project, rules):
+    return _Found(list(raw_findings(module, project, rules)), View(module, piece, project))
+
+
+def _errors(found: _Found) -> Counter[str]:
+    findings = (raw.finding for raw in found.raws)
+    return Counter(finding.code for finding in findings if finding.severity == "error")
+
+
+def _repairable(path: str, found: _Found, settings: Settings, unsafe: bool) -> Iterator[Raw]:
+    for raw in found.raws:
         code = raw.finding.code
         allowed = raw.applicability == "safe" or (unsafe and raw.applicability == "unsafe")
-        if allowed and not settings.silences(code, path) and not view.silencing(raw.finding):
+        silenced = settings.silences(code, path) or (
+            found.view and found.view.silencing(raw.finding)
+        )
+        if allowed and not silenced:
             yield raw
 
 

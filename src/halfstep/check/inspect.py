@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from halfstep.check.checklist import evidence
 from halfstep.check.documents import Piece, open_document
@@ -45,6 +46,20 @@ def inspect_data(
     return report
 
 
+def syntax_problems(path: str, data: bytes) -> list[str]:
+    """Why a file that has nothing for any rule could not have been checked; empty if it could."""
+    import ast
+
+    try:
+        document = open_document(path, data)
+        for piece in document.pieces:
+            with _as_unreadable(piece):
+                ast.parse(piece.text)
+    except Unreadable as problem:
+        return [str(problem)]
+    return document.problems
+
+
 def inspect_piece(
     path: str,
     piece: Piece,
@@ -60,7 +75,7 @@ def inspect_piece(
     project = project or Project()
     if not _is_concerned(piece.text, rules):
         return
-    try:
+    with _as_unreadable(piece):
         module = Module(path, piece.text)
         project.add(module)
         raws = list(raw_findings(module, project, rules))
@@ -72,6 +87,12 @@ def inspect_piece(
             report.used |= comments
             if not comments:
                 report.found.append(view.source_finding(raw))
+
+
+@contextmanager
+def _as_unreadable(piece: Piece) -> Iterator[None]:
+    try:
+        yield
     except SyntaxError as error:
         _, line = piece.spot(error.lineno or 0)
         raise Unreadable(f"line {line}: {error.msg}") from None
@@ -93,12 +114,16 @@ def raw_findings(module: Module, project: Project, rules: Sequence[type[Rule]]) 
     linted = [rule for rule in rules if "L" in rule.readers]
     over_text = [r for r in linted if issubclass(r, SourceRule) and r.concerns(module.text)]
     over_events = [r for r in linted if issubclass(r, OrderRule)]
-    seen = set()
+    worst: dict[object, Raw] = {}
     for raw in (*_of_source(module, over_text), *_of_paths(module, project, over_events)):
         key = raw.finding.code, raw.finding.path, raw.finding.line
-        if key not in seen:
-            seen.add(key)
-            yield raw
+        if key not in worst or _rank(raw) < _rank(worst[key]):
+            worst[key] = raw
+    yield from worst.values()
+
+
+def _rank(raw: Raw) -> int:
+    return ("error", "warning", "note").index(raw.finding.severity)
 
 
 def _of_source(module: Module, rules: list[type[SourceRule]]) -> Iterator[Raw]:
@@ -121,7 +146,8 @@ def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) ->
     seen = set()
     for events in read(module, project):
         for rule, hit in hits_of(events, rules):
-            key = rule.code, hit.where.path, hit.where.line
+            severity = hit.severity or rule.severity
+            key = rule.code, severity, hit.where.path, hit.where.line
             if key in seen:  # most paths show the same
                 continue
             seen.add(key)

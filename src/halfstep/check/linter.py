@@ -49,6 +49,10 @@ def check_paths(
         if _GATE.search(data):  # the others have nothing to say, and are not even parsed
             waiting.append((path, named))
             size += len(data)
+        elif named:
+            from halfstep.check.inspect import syntax_problems
+
+            report.problems += [(path, text, True) for text in syntax_problems(path, data)]
     if waiting:
         from halfstep.check.spread import spread
 

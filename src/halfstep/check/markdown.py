@@ -1,4 +1,7 @@
-"""Python in the code blocks of Markdown; each block is a program of its own."""
+"""Python in the code blocks of Markdown; each block is a program of its own.
+
+What was typed into an interpreter (``>>>``) is no program: it is passed over.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def _blocks(lines: list[str]) -> list[tuple[int, int, str]]:
         first = number
         while number < len(lines) and not close.match(lines[number]):
             number += 1
-        if opening:
+        if opening and not any(line.lstrip().startswith(">>>") for line in lines[first:number]):
             found.append((first, number, opening.group(1)))
         number += 1
     return found

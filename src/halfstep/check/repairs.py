@@ -49,11 +49,20 @@ def _is_sound(edit: Edit, module: Module) -> bool:
 
 
 def _unscale_before_clip(finding: Finding, module: Module) -> tuple[Edit, ...]:
-    """``scaler.unscale_(optimizer)`` in front of a clip, if one step follows it for certain."""
+    """``scaler.unscale_(optimizer)`` in front of a clip, if one step follows it for certain.
+
+    Where it stands behind the clip already, the clip goes behind it.
+    """
     spots = spots_of(module.tree, finding.line)
     lines = Lines(module)
     if not spots or not lines.stands_alone(spots[0].statement):
         return ()
+    late = [s for spot in spots for s in spot.later if "unscale_(" in ast.unparse(s)]
+    if late:
+        used_between = not isinstance(spots[0].statement, ast.Expr) and late[0] != spots[0].later[0]
+        beside = late[0] in spots[0].later and _method(late[0]) == "unscale_" and not used_between
+        plain = beside and len(late) == 1 and lines.stands_alone(late[0])
+        return lines.moved_behind(spots[0].statement, late[0]) if plain else ()
     steps = list(_steps_after(spots))
     if len(steps) != 1:
         return ()

@@ -19,11 +19,13 @@ class Comment(NamedTuple):
     Attributes:
         key: File and line, the same from whichever file it is seen.
         codes: What it names; empty where it silences all.
-        finding: What is said if it silences nothing.
+        faulty: Whether it is written wrong.
+        finding: What is said if it silences nothing or is faulty.
     """
 
     key: tuple[str, int]
     codes: tuple[str, ...]
+    faulty: bool
     finding: SourceFinding
 
 
@@ -60,7 +62,7 @@ class FileReport:
         return [
             comment.finding
             for comment in self.comments
-            if comment.key not in used and _concern(comment.codes, known) <= run
+            if comment.faulty or (comment.key not in used and _concern(comment.codes, known) <= run)
         ]
 
 
@@ -87,8 +89,8 @@ class Report:
 
     @property
     def num_files(self) -> int:
-        """How many files were looked at."""
-        return len(self.files)
+        """How many files were checked."""
+        return len({*self.files} - {path for path, _, _ in self.problems})
 
     @property
     def findings(self) -> list[Finding]:

@@ -68,7 +68,12 @@ class View:
     def comments(self) -> list[Comment]:
         """The ignore comments of the piece."""
         return [
-            Comment(_key(self._module.path, ignore), ignore.codes, self._unused(ignore))
+            Comment(
+                key=_key(self._module.path, ignore),
+                codes=ignore.codes,
+                faulty=bool(ignore.fault),
+                finding=self._unused(ignore),
+            )
             for ignore in self._ignores_of(self._module)
             if UNUSED_IGNORE not in ignore.codes
         ]
@@ -95,7 +100,10 @@ class View:
         start = len(text[: ignore.column - 1].encode()) + 1
         end = start + len(ignore.text)
         place = Place(self._module.path, ignore.line, start, ignore.line, end)
-        finding = finding_of(load(UNUSED_IGNORE), Hit(place))
+        message = (
+            f"this comment does not do what it says: {ignore.fault}." if ignore.fault else None
+        )
+        finding = finding_of(load(UNUSED_IGNORE), Hit(place, message=message))
         return self.source_finding(Raw(finding, (ignore.line, end)))
 
     def _replacement(self, edit: Edit) -> Replacement:

@@ -53,7 +53,6 @@ def _repair(made: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number of processes from 1 on is needed, got {text!r}")
+    return int(text)

@@ -110,6 +110,7 @@ class Scale:
         checks: Unscales and steps since the last update that looked at gradients.
         stages: Optimizer to stage and the event that brought it there, as torch keeps it.
         abandoned: Optimizer to what cleared its gradients while it was unscaled.
+        early: Optimizers whose gradients carried the scale at the last update.
         idle: Optimizers that were unscaled while nothing waited for a step.
         known: ``False`` after a call nobody could look into, until the next update.
     """
@@ -118,6 +119,7 @@ class Scale:
         "abandoned",
         "born",
         "checks",
+        "early",
         "epoch",
         "idle",
         "known",
@@ -134,6 +136,7 @@ class Scale:
         self.checks: list[Event] = []
         self.stages: dict[str, tuple[str, Event]] = {}
         self.abandoned: dict[str, Event] = {}
+        self.early: set[str] = set()
         self.idle: set[str] = set()
         self.known = True
 
@@ -198,6 +201,14 @@ class Ledger:
             window = self.window(optimizer)
             if window.known:
                 yield window
+
+    def early(self, scaler: str) -> set[str]:
+        """Optimizers whose gradients wait for a step and are not unscaled yet."""
+        return {
+            window.optimizer
+            for window in self._windows.values()
+            if any(part.scaler == scaler for part in window.scaled())
+        }
 
     def apply(self, event: Event) -> None:
         """Take over what `event` does."""
@@ -290,7 +301,11 @@ class Ledger:
     def _scaler_step(self, event: Event, scaler: str, optimizer: str) -> None:
         scale = self.scale(scaler)
         scale.checks.append(event)
-        scale.stages[optimizer] = (STEPPED, event)
+        if optimizer in scale.early:  # as if the update came now
+            scale.stages.pop(optimizer, None)
+        else:
+            scale.stages[optimizer] = (STEPPED, event)
+        scale.early.discard(optimizer)
         scale.abandoned.pop(optimizer, None)
 
     def _update(self, event: Event) -> None:
@@ -299,6 +314,7 @@ class Ledger:
         scale.epoch += 1
         scale.update = event
         scale.checks = []
+        scale.early = self.early(event.scaler)
         scale.stages = {}
         scale.abandoned = {}
         scale.idle = set()

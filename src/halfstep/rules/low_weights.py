@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from halfstep.rules.source import LOW, Source
-from halfstep.rules.syntax import argument, body_of, dotted, inside, last, receiver
+from halfstep.rules.syntax import argument, body_of, dotted, inside, last, reads, receiver, targets
 
 # Optimizers that keep FP32 copies, or adapters that stay in FP32 beside a model that does not.
 _KEEPS_COPIES = (
@@ -25,6 +25,7 @@ _KEEPS_COPIES = (
 # FP32 copies by their usual name; MASTER_ADDR is the address of a process.
 _MASTER = re.compile(r"master[_ -]?(weight|param|cop|model|grad|dtype)")
 
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _RETURN_THEMSELVES = frozenset(["to", "cuda", "cpu", "train", "eval", "apply"])
 
 
@@ -56,6 +57,7 @@ def low_weights(source: Source) -> list[LowWeights]:
     for cast, dtypes, model in _casts(source) if optimizers else ():
         scope = _scope(source, cast, model)
         owned = [c for c, name in optimizers if name == model and _scope(source, c, model) is scope]
+        owned = [c for c in owned if _trains_after(source, cast, c)]
         if owned and not _undone(source, model, scope) and not source.is_inference(cast):
             sure = not any(isinstance(p, (ast.If, ast.IfExp)) for p in source.parents(cast))
             found.append(LowWeights(cast, " or ".join(sorted(dtypes)), model, owned[0], sure))
@@ -110,6 +112,25 @@ def _optimizers(source: Source) -> Iterator[tuple[ast.Call, str]]:
         owner = receiver(params) if isinstance(params, ast.Call) else None
         if owner is not None and last(params or node) == "parameters" and dotted(owner):
             yield node, dotted(owner)
+
+
+def _trains_after(source: Source, cast: ast.Call, made: ast.Call) -> bool:
+    """Whether the optimizer `made` is used behind `cast`, or in a later round of a loop."""
+    target = next((t for p in source.parents(made) for t in targets(p)), None)
+    name = dotted(target) if target is not None else ""
+    function = source.function(made)
+    if not name or "." in name or source.function(cast) is not function:
+        return True
+    if any(reads(body_of(other), name) for other in source.functions() if other is not function):
+        return True
+    around = {id(parent) for parent in source.parents(made)}
+    rounds = [p for p in source.parents(cast) if isinstance(p, _LOOPS) and id(p) not in around]
+    if any(reads(loop, name) for loop in rounds):
+        return True
+    return any(
+        isinstance(node, ast.Name) and node.id == name and node.lineno > cast.lineno
+        for node in inside(body_of(function))
+    )
 
 
 def _undone(source: Source, model: str, scope: ast.AST) -> bool:

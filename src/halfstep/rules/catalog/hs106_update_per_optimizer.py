@@ -70,6 +70,8 @@ for x, y in batches:
         if event.kind == STEP:
             self._stepped.setdefault(event.scaler, set()).update(event.optimizers)
             return
+        if ledger.early(event.scaler):  # HS104 speaks of it
+            return
         turns = self._turns.setdefault(event.scaler, [])
         turns.append((frozenset(self._stepped.pop(event.scaler, ())), event))
         del turns[: -2 * _MAX_OPTIMIZERS]

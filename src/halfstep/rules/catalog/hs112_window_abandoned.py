@@ -24,7 +24,10 @@ class WindowAbandoned(OrderRule):
     message = (
         "the window is dropped after unscale_: {scaler} takes the next one for unscaled already."
     )
-    remedy = "call {scaler}.update() before you go on; it closes the window without a step."
+    remedy = (
+        "call {scaler}.update() where the window is left (ahead of `continue`, say); it closes the"
+        " window without a step."
+    )
     bad = (
         SETUP
         + """\
@@ -64,9 +67,20 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         for optimizer in event.optimizers:
             dropped = scale.abandoned.get(optimizer)
             if dropped and scale.stage(optimizer) == UNSCALED and ledger.window(optimizer).parts:
-                unscale, following = scale.reached(optimizer), (event, "the next window")
-                if optimizer in scale.idle:  # a misplaced unscale_, not a dropped window
-                    text = "nothing waits for a step here; the next window counts as unscaled."
-                    yield Hit(unscale, following, message=text, scaler=event.scaler)
-                else:
-                    yield Hit(dropped, (unscale, "unscaled"), following, scaler=event.scaler)
+                idle = optimizer in scale.idle  # a misplaced unscale_, not a dropped window
+                yield self._hit(event, dropped, scale.reached(optimizer), idle)
+
+    def _hit(self, event: Event, dropped: Event, unscale: Event, idle: bool) -> Hit:
+        again = event.where == unscale.where
+        following = (None if again else event, "the next window")
+        if idle:
+            text = "nothing waits for a step here; the next window counts as unscaled."
+            return Hit(unscale, following, message=text, scaler=event.scaler)
+        if dropped.where.path == unscale.where.path and dropped.where.line < unscale.where.line:
+            text = (
+                "the window is left after this without step and update: {scaler} takes the next"
+                " one for unscaled already."
+            )
+            related = (dropped, "the next round clears the gradients")
+            return Hit(unscale, related, message=text, scaler=event.scaler)
+        return Hit(dropped, (unscale, "unscaled"), following, scaler=event.scaler)

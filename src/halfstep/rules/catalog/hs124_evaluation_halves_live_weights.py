@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import CAST, STEP, Event
+from halfstep.rules.events import CAST, OPTIMIZER, STEP, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -22,7 +22,7 @@ class EvaluationHalvesLiveWeights(OrderRule):
     """
 
     severity = "error"
-    listens = (CAST, STEP)
+    listens = (CAST, STEP, OPTIMIZER)
     message = "this rounds the live weights to {dtype} in place; training goes on with the result."
     remedy = "evaluate under torch.autocast, or cast a copy: copy.deepcopy(model).half()."
     bad = (
@@ -53,15 +53,17 @@ for epoch in range(2):
         self._cast: dict[object, Event] = {}
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if event.kind == CAST:
+        if event.kind == OPTIMIZER:  # another training begins
+            self._cast = {}
+        elif event.kind == CAST:
             if (
                 event.fact("live")
                 and event.fact("dtype") in _LOW
                 and any(ledger.num_steps.values())
             ):
                 self._cast[event.where] = event
-            return
-        for cast in self._cast.values():
-            dtype = cast.fact("dtype").replace("half", "float16")
-            yield Hit(cast, (event, "training goes on"), dtype=dtype)
-        self._cast = {}
+        else:
+            for cast in self._cast.values():
+                dtype = cast.fact("dtype").replace("half", "float16")
+                yield Hit(cast, (event, "training goes on"), dtype=dtype)
+            self._cast = {}

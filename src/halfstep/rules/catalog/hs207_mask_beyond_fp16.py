@@ -42,7 +42,7 @@ class MaskBeyondFp16(SourceRule):
 
     What: `masked_fill` or `where` with a number beyond 65504, as -1e9, into attention scores. Why:
     under FP16 autocast the scores of a product are FP16: torch raises "value cannot be converted
-    to type at::Half without overflow", or the number becomes -inf and a row that is masked
+    to type c10::Half without overflow", or the number becomes -inf and a row that is masked
     wholly becomes NaN. Source: torch, "Autocast Op Reference" (products run in FP16).
     """
 

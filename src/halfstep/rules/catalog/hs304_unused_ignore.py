@@ -22,7 +22,8 @@ for x, y in batches:
 class UnusedIgnore(SourceRule):
     """An ignore comment that silences nothing.
 
-    What: `# halfstep: ignore[...]` on a line about which none of its rules has anything to say.
+    What: `# halfstep: ignore[...]` on a line about which none of its rules has anything to say, or
+    that names no rule.
     Why: the mistake it was written for is gone, and the next one on that line would be hidden.
     Source: halfstep itself; judged only where all rules that the comment names were asked.
     """
@@ -30,7 +31,7 @@ class UnusedIgnore(SourceRule):
     severity = "note"
     words = (("halfstep:",),)
     message = "this comment silences nothing."
-    remedy = "delete the comment."
+    remedy = "delete the comment, or write it as `# halfstep: ignore[HS109]`."
     bad = SETUP + _LOOP.format(comment="  # halfstep: ignore[HS101]  # <- HS304")
     good = SETUP + _LOOP.format(comment="")
 
