@@ -98,6 +98,23 @@ def test_scale_has_a_floor() -> None:
         assert run(hs.GradScaler("cpu")).isfinite().all()
 
 
+@pytest.mark.parametrize("case", [("sgd", "fused"), ("sgd", "loop")], ids="-".join)
+def test_gradients_with_a_graph_of_their_own_are_applied_as_in_torch(case: tuple[str, str]) -> None:
+    # as a gradient penalty leaves them: create_graph=True
+    weights = []
+    for kind in (torch.amp.GradScaler, hs.GradScaler):
+        model = mlp()
+        optimizer = make_optimizer(case, model.parameters())
+        scaler = kind("cpu")
+        scaled = scaler.scale(loss_of(model))
+        found = torch.autograd.grad(scaled, list(model.parameters()), create_graph=True)
+        for p, gradient in zip(model.parameters(), found, strict=True):
+            p.grad = gradient
+        scaler.step(optimizer)
+        weights.append([p.detach() for p in model.parameters()])
+    assert all(map(torch.equal, *weights))
+
+
 def test_gradient_broken_after_unscale_is_a_skip() -> None:
     def run(scaler: torch.amp.GradScaler) -> Tensor:
         model = mlp()

@@ -96,3 +96,28 @@ def test_norm_with_a_kept_buffer_follows_changed_values() -> None:
     assert norm(grads, key) == pytest.approx(3.0, rel=EPS)
     assert norm([g * 2 for g in grads], key) == pytest.approx(6.0, rel=EPS)
     assert norm(grads[:1], key) == pytest.approx(2.0, rel=EPS)
+    assert norm([torch.ones(9), torch.ones(16, 1)], key) == pytest.approx(5.0, rel=EPS)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(64,)] * 300,  # one loop of torch.cat
+        [(64,), (3, 5), (), (1, 7)] * 20,  # of several dimensions
+        [(4096,), (4095,)] * 10,  # beyond one loop
+        [(0,), (1,), (8191,), (8192,)],
+    ],
+)
+def test_norm_of_small_gradients_side_by_side_is_right_to_8_eps(
+    shapes: list[tuple[int, ...]],
+) -> None:
+    torch.manual_seed(0)
+    norm, key = GradientNorm(), object()
+    for _ in range(2):  # the buffer is new, then kept
+        grads = [torch.randn(shape) for shape in shapes]
+        assert norm(grads, key) == pytest.approx(exact(grads), rel=8 * EPS)
+
+
+def test_norm_of_gradients_with_a_graph_is_a_plain_number() -> None:
+    x = torch.full((4,), 2.0, requires_grad=True)
+    assert GradientNorm()([x * 1.0, (x * 1.0).view(2, 2)]) == pytest.approx(math.sqrt(32), rel=EPS)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +21,10 @@ from torch.optim import SGD, Optimizer
 
 from halfstep.records import BadTypeError, BadValueError
 from halfstep.update.fuse import fuse_again, fuse_if_free, is_fused, unfuse
-from halfstep.update.gradients import match_layouts
+from halfstep.update.gradients import Gradients, match_layouts
 from halfstep.update.kernel_plan import KernelPlan
 from halfstep.update.kernels import KERNELS
 from halfstep.update.multiplier import divide_, in_float32_range
-
-_is_sparse = operator.attrgetter("is_sparse")
 
 
 class OptimizerAdapter:
@@ -61,8 +58,7 @@ class OptimizerAdapter:
 
     def apply(
         self,
-        params: list[Tensor],
-        grads: list[Tensor],
+        gradients: Gradients,
         multiplier: float | Tensor,
         found_inf: Tensor | None,
         **step_options: Any,
@@ -70,8 +66,7 @@ class OptimizerAdapter:
         """Divide the gradients by the multiplier and step.
 
         Args:
-            params: Parameters with a gradient.
-            grads: Their gradients; may be overwritten.
+            gradients: May be overwritten.
             multiplier: A float, or a 0-d float32 tensor if `can_skip_itself` said so.
             found_inf: 0-d float32 for an undecided update, else ``None``: the update happens.
             step_options: Keywords for ``optimizer.step``, which then takes the third road.
@@ -81,11 +76,14 @@ class OptimizerAdapter:
 
         Syncs: no.
         """
-        if self._fused_by_us and not is_fused(self.optimizer):
-            fuse_again(self.optimizer)
-        if any(map(_is_sparse, grads)) and is_fused(self.optimizer):
+        params, grads, are_dense = gradients
+        fused = is_fused(self.optimizer)
+        if self._fused_by_us and not fused:
+            fused = fuse_again(self.optimizer)
+        if fused and not are_dense:
             self._leave_fused_road()
-        if is_fused(self.optimizer):
+            fused = False
+        if fused:
             plan = self._current_plan(params)
             if plan is None or not (plan.is_contiguous and all(map(Tensor.is_contiguous, grads))):
                 grads = match_layouts(params, grads)
@@ -93,7 +91,7 @@ class OptimizerAdapter:
                 plan.run(grads, multiplier, found_inf)
                 return None
         assert not isinstance(multiplier, Tensor), "undecided updates take the kernel's road"
-        if is_fused(self.optimizer) and type(self.optimizer) in KERNELS and not step_options:
+        if fused and type(self.optimizer) in KERNELS and not step_options:
             return self._step_fused(params, grads, multiplier)
         divide_(grads, multiplier)
         return self.optimizer.step(**step_options)

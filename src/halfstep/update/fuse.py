@@ -35,19 +35,23 @@ def fuse_if_free(optimizer: Optimizer) -> bool:
     return True
 
 
-def fuse_again(optimizer: Optimizer) -> None:
+def fuse_again(optimizer: Optimizer) -> bool:
     """Repeat the switch after a loaded checkpoint has undone it.
 
     `state_dict` carries the flag, so an unfused checkpoint unfuses the optimizer; torch then
     raises "Expected grad_scale and found_inf to be None". Groups whose flag says False or which
     chose foreach are left alone.
+
+    Returns:
+        Whether the optimizer was switched.
     """
-    if all(_is_open(group) for group in optimizer.param_groups):
-        _switch(optimizer)
-        logger.info(
-            "%s: a loaded state had unfused it; using the fused kernel again",
-            type(optimizer).__name__,
-        )
+    if not all(_is_open(group) for group in optimizer.param_groups):
+        return False
+    _switch(optimizer)
+    logger.info(
+        "%s: a loaded state had unfused it; using the fused kernel again", type(optimizer).__name__
+    )
+    return True
 
 
 def unfuse(optimizer: Optimizer, because: str) -> None:

@@ -177,7 +177,8 @@ class GradScaler(ScalerState):
         if not max_norm > 0:
             raise BadValueError(f"max_norm must be > 0, got {max_norm}; every update would be 0.")
         tools = self._tools_of(optimizer)
-        norm = tools.norm(tools.collector.collect()[1])
+        params, grads, are_dense = tools.collector.collect()
+        norm = tools.norm(grads, key=params, are_dense=are_dense)
         if not self._enabled:
             torch.nn.utils.clip_grad_norm_(tools.collector.all_parameters(), max_norm)
             return norm
@@ -216,24 +217,23 @@ class GradScaler(ScalerState):
         tools.attempts += 1
         unit, max_norm = self._unit(state), tools.max_norm
         state["stage"], tools.max_norm = OptState.STEPPED, None
-        params, grads = tools.collector.collect()
+        gradients = tools.collector.collect()
+        params, grads, are_dense = gradients
         if not grads:
             return None  # nothing to apply, and nothing learnt about the scale
-        norm = tools.norm(grads, key=params)
+        norm = tools.norm(grads, key=params, are_dense=are_dense)
         attempt = Attempt.of(tools.attempts, optimizer, Window())
         if isinstance(norm, Tensor) and not kwargs and tools.adapter.can_skip_itself(params):
             undecided = decide_on_device(norm, on_device(unit, norm.device), max_norm, grads)
             found_inf = self._record_found_inf(state, undecided.found_inf)
-            tools.adapter.apply(params, grads, undecided.multiplier, found_inf)
+            tools.adapter.apply(gradients, undecided.multiplier, found_inf)
             self._note_undecided(attempt, replace(undecided, found_inf=found_inf))
             return None
         decision = self._decide(state, norm, unit, max_norm, grads)
         self._note_decided(attempt, decision)
         if decision.found_inf:
             return None
-        result: float | None = tools.adapter.apply(
-            params, grads, decision.multiplier, None, **kwargs
-        )
+        result: float | None = tools.adapter.apply(gradients, decision.multiplier, None, **kwargs)
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,13 +13,28 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 _is_sparse = operator.attrgetter("is_sparse")
+_grad_of = operator.attrgetter("grad")
+
+
+class Gradients(NamedTuple):
+    """Parameters and their gradients.
+
+    Attributes:
+        params: Those that have a gradient.
+        grads: Their gradients, sparse ones coalesced.
+        are_dense: Whether none is sparse.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    are_dense: bool
 
 
 class GradientCollector:
     """The parameters of one optimizer that have a gradient, in the order of its groups.
 
-    Returns the *same* list object as long as the same parameters have a gradient, so that what
-    was prepared for a list (kernel plans) can be reused by identity.
+    Returns the *same* list of parameters as long as the same ones have a gradient, so that what was
+    prepared for a list (kernel plans) can be reused by identity.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -35,22 +51,23 @@ class GradientCollector:
             self._all = [p for group in self._optimizer.param_groups for p in group["params"]]
         return self._all
 
-    def collect(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Parameters with a gradient, and their gradients, sparse ones coalesced."""
+    def collect(self) -> Gradients:
+        """Parameters with a gradient, and their gradients."""
         parameters = self.all_parameters()
-        grads = [p.grad for p in parameters]
+        grads = list(map(_grad_of, parameters))
         if any(map(operator.is_, grads, repeat(None))):
             partial = [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
             if not _same_objects(partial, self._partial):
                 self._partial = partial
             parameters = self._partial
-        present = [grad for grad in grads if grad is not None]
-        if any(map(_is_sparse, present)):
-            for index, (p, grad) in enumerate(zip(parameters, present, strict=True)):
-                if grad.is_sparse and not grad.is_coalesced():
-                    # entries of one row add up, and may overflow
-                    p.grad = present[index] = grad.coalesce()
-        return parameters, present
+            grads = [grad for grad in grads if grad is not None]
+        if not any(map(_is_sparse, grads)):
+            return Gradients(parameters, grads, are_dense=True)
+        for index, (p, grad) in enumerate(zip(parameters, grads, strict=True)):
+            if grad.is_sparse and not grad.is_coalesced():
+                # entries of one row add up, and may overflow
+                p.grad = grads[index] = grad.coalesce()
+        return Gradients(parameters, grads, are_dense=False)
 
     def clear(self) -> None:
         """Set every gradient to ``None``."""

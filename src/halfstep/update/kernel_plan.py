@@ -94,7 +94,8 @@ class KernelPlan:
                 self._groups.append(_GroupPlan(kernel, group, members, dicts))
                 self._sizes.append(len(members))
         self._state_dicts = list(optimizer.state.values())
-        self._tensors = list(chain.from_iterable(d.values() for d in self._state_dicts))
+        self._state_values = [state.values() for state in self._state_dicts]  # views: they follow
+        self._tensors = list(chain.from_iterable(self._state_values))
 
     @classmethod
     def build(cls, optimizer: Optimizer, params: list[Tensor]) -> KernelPlan | None:
@@ -131,16 +132,13 @@ class KernelPlan:
             and all(map(operator.is_, optimizer.param_groups, self._param_groups))
             and len(states) == len(self._state_dicts)
             and all(map(operator.is_, states.values(), self._state_dicts))
-            and all(map(operator.is_, self._state_tensors(), self._tensors))
+            and all(map(operator.is_, chain.from_iterable(self._state_values), self._tensors))
             and all(
                 _is_plain(self._kernel, plan.group)
                 and self._kernel.state_names(plan.group) == plan.names
                 for plan in self._groups
             )
         )
-
-    def _state_tensors(self) -> chain[Any]:
-        return chain.from_iterable(map(dict.values, self._state_dicts))
 
     def run(
         self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None

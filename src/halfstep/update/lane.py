@@ -16,7 +16,12 @@ from halfstep.update.adapter import OptimizerAdapter
 from halfstep.update.attempt import Attempt
 from halfstep.update.clipping import Clip, check_clip, check_max_norm
 from halfstep.update.counters import Counters
-from halfstep.update.gradients import GradientCollector, non_finite_parameters, values_of
+from halfstep.update.gradients import (
+    GradientCollector,
+    Gradients,
+    non_finite_parameters,
+    values_of,
+)
 from halfstep.update.loss_scale import LossScale
 from halfstep.update.multiplier import divide_
 from halfstep.update.norm import GradientNorm
@@ -33,8 +38,7 @@ class Share:
     Attributes:
         lane: Whose.
         window: What its losses add up to.
-        params: Parameters with a gradient.
-        grads: Their gradients.
+        gradients: With the parameters that have one.
         norm: 2-norm of the gradients as backward left them.
         unit: What they carry: scale times divisor over nominal.
         left_by_clip: 2-norm after the user's clip callable, where there is one.
@@ -42,11 +46,15 @@ class Share:
 
     lane: Lane
     window: Window
-    params: list[Tensor]
-    grads: list[Tensor]
+    gradients: Gradients
     norm: Number
     unit: Number
     left_by_clip: Number | None = None
+
+    @property
+    def grads(self) -> list[Tensor]:
+        """The gradients without the parameters."""
+        return self.gradients.grads
 
     @property
     def can_wait(self) -> bool:
@@ -58,12 +66,12 @@ class Share:
             isinstance(self.norm, Tensor)  # not so without gradients
             and self.left_by_clip is None
             and not self.lane.is_near_collapse
-            and self.lane.adapter.can_skip_itself(self.params)
+            and self.lane.adapter.can_skip_itself(self.gradients.params)
         )
 
     def apply(self, multiplier: float | Tensor, found_inf: Tensor | None) -> None:
         """Step the optimizer; see `OptimizerAdapter.apply`."""
-        self.lane.adapter.apply(self.params, self.grads, multiplier, found_inf)
+        self.lane.adapter.apply(self.gradients, multiplier, found_inf)
 
     def attempt(self) -> Attempt:
         """What is known at the launch."""
@@ -201,17 +209,18 @@ class Lane:
 
         Syncs: no.
         """
-        params, grads = self._collector.collect()
+        gradients = self._collector.collect()
+        params, grads, are_dense = gradients
         if not grads:
-            return Share(self, self.window, [], [], 0.0, 1.0)
-        norm, unit = self._norm(grads, key=params), self._unit()
+            return Share(self, self.window, gradients, 0.0, 1.0)
+        norm, unit = self._norm(grads, key=params, are_dense=are_dense), self._unit()
         known_bad = isinstance(norm, float) and not math.isfinite(norm)
         if self.clip is None or known_bad or (isinstance(unit, float) and unit == 0):
-            return Share(self, self.window, params, grads, norm, unit)
+            return Share(self, self.window, gradients, norm, unit)
         self.unscale_()
         self.clip(params)
-        params, grads = self._collector.collect()  # the callable may have replaced some
-        return Share(self, self.window, params, grads, norm, unit, self._norm(grads))
+        gradients = self._collector.collect()  # the callable may have replaced some
+        return Share(self, self.window, gradients, norm, unit, self._norm(gradients.grads))
 
     def bad_parameters(self) -> list[str]:
         """Names of the parameters whose gradient is not finite.

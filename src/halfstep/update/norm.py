@@ -19,6 +19,7 @@ from halfstep.update.gradients import values_of
 
 _SMALL = 8192  # elements; smaller gradients are laid side by side first
 _PIECE = 1 << 20  # elements
+_SERIAL = 1 << 15  # elements up to which torch.cat is one plain loop, faster than any other copy
 # Outside of this the sum of float32 squares may have lost subnormal terms or overflowed.
 _SAFE_SQUARES = (1e-28, 1e300)
 
@@ -33,13 +34,18 @@ class GradientNorm:
         self._key: object = None
         self._buffer = torch.empty(0)
         self._views: list[Tensor] = []
+        self._is_cat = False
 
-    def __call__(self, grads: Sequence[Tensor], key: object = None) -> float | Tensor:
+    @torch.no_grad()  # gradients may have a graph of their own (create_graph=True)
+    def __call__(
+        self, grads: Sequence[Tensor], key: object = None, *, are_dense: bool = False
+    ) -> float | Tensor:
         """The norm.
 
         Args:
             grads: Dense or coalesced sparse tensors of any floating or complex dtype.
             key: An object that stays the same as long as the shapes do; lets the buffer be kept.
+            are_dense: Whether the caller knows already that none is sparse.
 
         Returns:
             A float if every gradient is on the CPU, else a 0-d float64 tensor on the device of
@@ -49,7 +55,8 @@ class GradientNorm:
         Syncs: no.
         """
         dtypes = {grad.dtype for grad in grads}
-        if any(map(_is_sparse, grads)) or any(dtype.is_complex for dtype in dtypes):
+        is_sparse = not are_dense and any(map(_is_sparse, grads))
+        if is_sparse or any(dtype.is_complex for dtype in dtypes):
             grads = [_real_values(grad) for grad in grads]
             dtypes = {grad.dtype for grad in grads}
             key = None  # the number of stored values may change
@@ -61,7 +68,7 @@ class GradientNorm:
             total = _wide_square([grad for grad in grads if grad.dtype is not torch.float32])
         rows = self._row_norms(narrow, key)
         if rows:
-            joined = torch.cat(rows).double()
+            joined = (torch.cat(rows) if len(rows) > 1 else rows[0]).double()
             total += float(torch.dot(joined, joined))
         if _SAFE_SQUARES[0] < total < _SAFE_SQUARES[1]:
             return math.sqrt(total)
@@ -80,12 +87,20 @@ class GradientNorm:
 
     def _side_by_side(self, small: list[Tensor], key: object) -> Tensor:
         if key is None or key is not self._key or len(small) != len(self._views):
-            sizes = [grad.numel() for grad in small]
-            self._key, self._buffer = key, torch.empty(sum(sizes))
-            parts = torch.split(self._buffer, sizes)
-            self._views = [part.view(g.shape) for part, g in zip(parts, small, strict=True)]
-        torch._foreach_copy_(self._views, small)
+            self._key = key
+            self._make_room(small)
+        if self._is_cat:
+            torch.cat(small, out=self._buffer)
+        else:
+            torch._foreach_copy_(self._views, small)
         return self._buffer
+
+    def _make_room(self, small: Sequence[Tensor]) -> None:
+        sizes = [grad.numel() for grad in small]
+        self._buffer = torch.empty(sum(sizes))
+        parts = torch.split(self._buffer, sizes)
+        self._views = [part.view(g.shape) for part, g in zip(parts, small, strict=True)]
+        self._is_cat = sum(sizes) < _SERIAL and all(grad.dim() == 1 for grad in small)
 
 
 def _real_values(grad: Tensor) -> Tensor:
