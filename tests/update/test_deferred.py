@@ -7,6 +7,7 @@ commit and the masked loss scale can be tested without a GPU. Only the wait is m
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -108,6 +109,21 @@ def test_undecided_step_commits_before_the_next_one_or_on_a_look() -> None:
     assert later.updated
     assert update.counters.num_updates == 3
     assert outcome.step == 2
+
+
+@pytest.mark.parametrize("kind", [Lane, DeviceLane])
+def test_outcome_that_nobody_looked_at_holds_no_gradient(kind: type[Lane]) -> None:
+    # else a loop that keeps its last outcome pays for two sets of gradients in backward
+    params, _, update = make(kind, ("adamw", "fused"))
+    run(update, params, 1.0, 3.0)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    gradients = [weakref.ref(p.grad) for p in params]
+    window = Window()
+    window.add(torch.tensor(6.0), 3.0, {})
+    outcome = run_update(update, window)
+    assert [gradient() for gradient in gradients] == [None, None]
+    assert outcome.loss == 2.0
 
 
 @pytest.mark.parametrize("divisor", [0.0, torch.tensor(0.0, dtype=torch.float64)])

@@ -44,19 +44,21 @@ class Attempt:
         lr: Learning rate of each group, as it was.
         has_divisor: Whether the losses were sums.
         metric_names: Names of the extra sums.
+        micro_batches: Numbers of the window's backward calls.
     """
 
     number: int
     lr: list[Number]
     has_divisor: bool
     metric_names: tuple[str, ...]
+    micro_batches: tuple[int, ...]
 
     @classmethod
     def of(cls, number: int, optimizer: Optimizer, window: Window) -> Attempt:
         """The attempt that is about to be launched."""
-        rates = [group["lr"] for group in optimizer.param_groups]
-        copied = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
-        return cls(number, copied, window.divisor is not None, tuple(window.metrics))
+        rates = [_copied(group["lr"]) for group in optimizer.param_groups]
+        names, numbers = tuple(window.metrics), tuple(window.micro_batches)
+        return cls(number, rates, window.divisor is not None, names, numbers)
 
     def record(
         self, numbers: Numbers, reason: str | None, next_scale: float, consumed: float
@@ -85,6 +87,10 @@ def reason_for(found_inf: float, weight: float) -> str | None:
     if weight == 0:
         return "empty_window"
     return "non_finite" if found_inf else None
+
+
+def _copied(rate: Number) -> Number:
+    return rate.clone() if isinstance(rate, Tensor) else rate
 
 
 def _ratio(total: float, weight: float) -> float:

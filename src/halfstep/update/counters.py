@@ -27,17 +27,21 @@ class Counters:
         """Steps that moved nothing."""
         return self.attempts - self.num_updates
 
-    def count(self, updated: bool, divisor: float) -> None:
+    def count(self, updated: bool, divisor: float) -> float:
         """Count one step.
 
         Args:
             updated: Whether it moved parameters.
             divisor: Of its window; 0 for mean losses.
+
+        Returns:
+            The consumed total after it.
         """
         self.attempts += 1
         if updated:
             self.num_updates += 1
             self.consumed += divisor
+        return self.consumed
 
 
 def power_of_two_near(divisor: float | Tensor) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +49,9 @@ def decide(shares: Sequence[Share], joint: Joint | None, together: bool) -> list
     """
     read = _read(shares)
     norm = _joint_norm(read) if joint is not None else None
-    verdicts = [_judge(numbers, joint, norm) for numbers in read]
+    verdicts = [
+        _judge(share, numbers, joint, norm) for share, numbers in zip(shares, read, strict=True)
+    ]
     asked = [v for v in verdicts if v.share.grads and v.share.lane.vetoes]
     for verdict in asked:
         _ask_vetoes(verdict)
@@ -59,9 +63,7 @@ def decide(shares: Sequence[Share], joint: Joint | None, together: bool) -> list
     return verdicts
 
 
-@dataclass(frozen=True)
-class _Read:
-    share: Share
+class _Read(NamedTuple):
     norm: float
     unit: float
     left_by_clip: float
@@ -73,13 +75,12 @@ class _Read:
 
 def _read(shares: Sequence[Share]) -> list[_Read]:
     rows = [_facts(share) for share in shares]
-    values = read_now([value for row in rows for value in row])
-    found, start = [], 0
-    for share, row in zip(shares, rows, strict=True):
-        norm, unit, left, scale, loss, weight, *metrics = values[start : start + len(row)]
-        start += len(row)
+    values = iter(read_now(list(chain.from_iterable(rows))))
+    found = []
+    for row in rows:
+        norm, unit, left, scale, loss, weight, *metrics = islice(values, len(row))
         check_total(weight)
-        found.append(_Read(share, norm, unit, left, scale, loss, weight, metrics))
+        found.append(_Read(norm, unit, left, scale, loss, weight, metrics))
     return found
 
 
@@ -94,8 +95,7 @@ def _joint_norm(read: Sequence[_Read]) -> float:
     return math.hypot(*(norm for norm in norms if math.isfinite(norm)))
 
 
-def _judge(read: _Read, joint: Joint | None, joint_norm: float | None) -> Verdict:
-    share = read.share
+def _judge(share: Share, read: _Read, joint: Joint | None, joint_norm: float | None) -> Verdict:
     if read.weight == 0 or not share.grads:
         decision = Decision(0.0, math.nan if share.grads else 0.0, 1.0, 1.0)
     elif share.left_by_clip is None or not math.isfinite(read.norm):

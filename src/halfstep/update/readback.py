@@ -15,7 +15,7 @@ def read_now(values: Sequence[Number]) -> list[float]:
 
     Syncs: once if a value is on a device, else no.
     """
-    devices = {v.device for v in values if isinstance(v, Tensor) and v.device.type != "cpu"}
+    devices = {v.device for v in values if isinstance(v, Tensor) and not v.is_cpu}
     if not devices:
         return [float(value) for value in values]
     read: list[float] = pack(values, devices.pop()).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,13 +51,12 @@ class ScaleUpdates:
             counts = _either(earlier.counts, counts)
         self._waiting[scale] = _Noted(found_inf, counts)
 
-    def tell(self, still_open: Iterable[LossScale]) -> None:
+    def tell(self, still_open: Collection[LossScale]) -> None:
         """Update every scale that was noted and that no open window uses.
 
         Syncs: no.
         """
-        held = set(still_open)
-        for scale in [scale for scale in self._waiting if scale not in held]:
+        for scale in [scale for scale in self._waiting if scale not in still_open]:
             _adjust(scale, self._waiting.pop(scale))
             self._times_told[scale] = self.times_told(scale) + 1
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -20,7 +21,7 @@ from halfstep.update.loss_scale import LossScale
 from halfstep.update.outcome import StepOutcome
 from halfstep.update.readback import Number, Readback, pack
 from halfstep.update.scale_updates import ScaleUpdates
-from halfstep.update.undecided import decide_later
+from halfstep.update.undecided import decide_later, read_facts
 from halfstep.update.window import Window
 
 logger = logging.getLogger("halfstep")
@@ -30,23 +31,25 @@ logger = logging.getLogger("halfstep")
 class _Result:
     """How one optimizer's attempt ended.
 
+    It outlives the step in an outcome that nobody has looked at yet, so it holds no gradient.
+
     Attributes:
-        share: What was attempted.
+        lane: Whose.
         attempt: What was known at its launch.
+        try_number: Which try of the loss scale this was; it stays while the scale is pinned by
+            another optimizer's open window.
         numbers: Its numbers.
         reason: Why nothing moved, or ``None``.
         next_scale: Loss scale of the next window; left on the device until it is looked at.
-        try_number: Which try of the loss scale this was; it stays while the scale is pinned by
-            another optimizer's open window.
         consumed: Of the lane, this attempt included.
     """
 
-    share: Share
+    lane: Lane
     attempt: Attempt
+    try_number: int
     numbers: Numbers
     reason: str | None
-    next_scale: Number
-    try_number: int
+    next_scale: Number = 0.0
     consumed: float = 0.0
 
     @property
@@ -147,7 +150,10 @@ class Update:
 
     def _shares(self, lanes: Sequence[Lane]) -> list[Share]:
         shares = [lane.measure() for lane in lanes]
-        for lane in [share.lane for share in shares if not share.grads]:
+        for share in shares:
+            if share.grads:
+                continue
+            lane = share.lane
             which = f" {lane.name!r}" if len(self.lanes) > 1 else ""
             text = (
                 f"no parameter of the optimizer{which} received a gradient in this window"
@@ -165,13 +171,13 @@ class Update:
     def _step_decided(self, shares: Sequence[Share]) -> StepOutcome:
         """The host decides."""
         verdicts = decide(shares, self._joint, self._together)
-        held = {v.share.lane: float(v.reason is not None) for v in verdicts}
-        if any(held.values()):
-            self._on_hold(held)
+        if any(v.reason is not None for v in verdicts):
+            self._on_hold({v.share.lane: float(v.reason is not None) for v in verdicts})
         if self._stop_at_non_finite:
             self._raise_if_non_finite(verdicts)
-        attempts, tries = [v.share.attempt() for v in verdicts], self._tries(shares)
+        results = []
         for v in verdicts:
+            results.append(_Result(*self._launched(v.share), v.numbers, v.reason))
             if v.reason is None:
                 if v.decision.grad_norm == 0:
                     self._warn_once(
@@ -181,21 +187,19 @@ class Update:
                         v.share.lane.counters.num_updates + 1,
                     )
                 v.share.apply(v.decision.multiplier, None)
-        for v in verdicts:
-            finite = v.reason != "non_finite"
-            counts = float(v.reason in (None, "non_finite"))
-            self._scale_updates.note(v.share.lane.loss_scale, float(not finite), counts)
+        for result in results:
+            found_inf = float(result.reason == "non_finite")
+            counts = float(result.reason in (None, "non_finite"))
+            self._scale_updates.note(result.lane.loss_scale, found_inf, counts)
         self._tell_loss_scales()
-        results = [
-            _Result(v.share, attempt, v.numbers, v.reason, _next_scale(v), tried)
-            for v, attempt, tried in zip(verdicts, attempts, tries, strict=True)
-        ]
+        for result in results:
+            result.next_scale = _next_scale(result)
         return self._commit(results)
 
     def _step_undecided(self, shares: Sequence[Share]) -> StepOutcome:
         """The kernels decide, nothing waits."""
         pending = decide_later(shares, self._joint, self._together)
-        attempts, tries = [share.attempt() for share in shares], self._tries(shares)
+        launched = [self._launched(share) for share in shares]
         for p in pending:
             p.share.apply(p.decision.multiplier, p.held)
         self._on_hold({p.share.lane: p.held for p in pending})
@@ -208,39 +212,43 @@ class Update:
         ]
         home = pending[0].held.device
         readback = Readback(pack([value for row in rows for value in row], home))
+        lengths = [len(row) for row in rows]
 
         def settle() -> StepRecord:
             self._unsettled = None
             values, results = iter(readback.wait()), []
-            for p, attempt, row, tried in zip(pending, attempts, rows, tries, strict=True):
-                numbers, reason, next_scale = p.read([next(values) for _ in row])
-                results.append(_Result(p.share, attempt, numbers, reason, next_scale, tried))
+            for (lane, attempt, tried), length in zip(launched, lengths, strict=True):
+                facts = read_facts(list(islice(values, length)), lane.vetoes)
+                results.append(_Result(lane, attempt, tried, *facts))
             return self._commit(results).record
 
         self._unsettled = StepOutcome(settle)
         return self._unsettled
 
-    def _tries(self, shares: Sequence[Share]) -> list[int]:
-        return [self._scale_updates.times_told(share.lane.loss_scale) for share in shares]
+    def _launched(self, share: Share) -> tuple[Lane, Attempt, int]:
+        """What a result knows of its launch."""
+        lane = share.lane
+        return lane, share.attempt(), self._scale_updates.times_told(lane.loss_scale)
 
     def _commit(self, results: Sequence[_Result]) -> StepOutcome:
         """Move the counters and whatever hangs on them."""
-        moved = [result.share.lane for result in results if result.reason is None]
+        moved, windows = [], {}
         for result in results:
-            counters = result.share.lane.counters
-            counters.count(result.reason is None, result.divisor)
-            result.consumed = counters.consumed
-        windows = {tuple(r.share.window.micro_batches): r.divisor for r in results}
-        self.counters.count(bool(moved), sum(windows.values()))
+            updated = result.reason is None
+            result.consumed = result.lane.counters.count(updated, result.divisor)
+            windows[result.attempt.micro_batches] = result.divisor
+            if updated:
+                moved.append(result.lane)
+        consumed = self.counters.count(bool(moved), sum(windows.values()))
         if moved:
             self._on_commit(moved)
-        number, consumed = self.counters.attempts, self.counters.consumed
+        number = self.counters.attempts
         outcome = StepOutcome(
             results[0].record
             if len(self.lanes) == 1
             else lambda: combine(
-                {r.share.lane.name: r.record() for r in results},
-                [tuple(r.share.window.micro_batches) for r in results],
+                {r.lane.name: r.record() for r in results},
+                [r.attempt.micro_batches for r in results],
                 number,
                 consumed,
             )
@@ -250,29 +258,29 @@ class Update:
 
     def _tell_loss_scales(self) -> None:
         self._scale_updates.tell(
-            lane.loss_scale for lane in self.lanes if lane.window.num_micro_batches
+            {lane.loss_scale for lane in self.lanes if lane.window.num_micro_batches}
         )
 
     def _observe(self, results: Sequence[_Result], outcome: StepOutcome) -> None:
         """Let loss scales and lanes count their skips."""
         by_scale: dict[LossScale, list[_Result]] = {}
         for result in results:
-            is_new = result.reason is None or result.share.lane.is_new_try(result.try_number)
+            is_new = result.reason is None or result.lane.is_new_try(result.try_number)
             if result.reason in (None, "non_finite") and is_new:
-                by_scale.setdefault(result.share.lane.loss_scale, []).append(result)
+                by_scale.setdefault(result.lane.loss_scale, []).append(result)
         try:
             for scale, group in by_scale.items():
                 skipped = any(result.reason is not None for result in group)
                 scale.observe(skipped, group[0].numbers.scale)
-                if sum(lane.loss_scale is scale for lane in self.lanes) > 1:
+                if [lane.loss_scale for lane in self.lanes].count(scale) > 1:
                     for result in group:
-                        result.share.lane.observe(result.reason is not None, result.numbers.scale)
+                        result.lane.observe(result.reason is not None, result.numbers.scale)
         except ScaleCollapse as collapse:
             names = [
                 name
                 for result in results
                 if result.reason == "non_finite"
-                for name in result.share.lane.bad_parameters()
+                for name in result.lane.bad_parameters()
             ]
             raise ScaleCollapse(
                 collapse.num_skips, collapse.scales, names, outcome.record
@@ -300,9 +308,9 @@ class Update:
         )
 
 
-def _next_scale(verdict: Verdict) -> Number:
+def _next_scale(result: _Result) -> Number:
     """The next scale; where it may have moved on a device it stays there until it is read."""
-    scale = verdict.share.lane.loss_scale
-    if scale.value.device.type == "cpu":
+    scale = result.lane.loss_scale
+    if scale.value.is_cpu:
         return float(scale.value)
-    return scale.value.clone() if scale.device_state() else verdict.numbers.scale
+    return scale.value.clone() if scale.device_state() else result.numbers.scale

@@ -14,7 +14,7 @@ from halfstep.update.lane import Share
 from halfstep.update.multiplier import Decision, decide_on_device
 from halfstep.update.readback import Number, on_device
 from halfstep.update.scale_updates import any_of
-from halfstep.update.veto import Facts, ask, name_of, tell
+from halfstep.update.veto import Condition, Facts, ask, name_of, tell
 from halfstep.update.window import check_total
 
 
@@ -50,20 +50,6 @@ class Pending:
         says_something = (self.held == 0) | (self.decision.found_inf > 0)
         return says_something & (on_device(weight, self.held.device) != 0)
 
-    def read(self, values: list[float]) -> tuple[Numbers, str | None, float]:
-        """Numbers, reason to hold and next loss scale, from `facts`, the scale and the sums."""
-        own, held, *rest = values
-        flags, rest = rest[: len(self.vetoed)], rest[len(self.vetoed) :]
-        grad_norm, coef, scale, next_scale, loss, weight, *metrics = rest
-        check_total(weight)
-        reason = reason_for(own, weight)
-        for condition, flag in zip(self.share.lane.vetoes, flags, strict=True):
-            if reason is None and flag:
-                reason = f"veto: {name_of(condition)}"
-        if reason is None and held:
-            reason = "together"
-        return Numbers(grad_norm, coef, scale, loss, weight, metrics), reason, next_scale
-
 
 def decide_later(shares: Sequence[Share], joint: Joint | None, together: bool) -> list[Pending]:
     """The decision about every share, in device tensors.
@@ -86,6 +72,28 @@ def decide_later(shares: Sequence[Share], joint: Joint | None, together: bool) -
         if pending.share.lane.vetoes:
             _tell_vetoes(pending)
     return found
+
+
+def read_facts(
+    values: Sequence[float], vetoes: Sequence[Condition]
+) -> tuple[Numbers, str | None, float]:
+    """Numbers, reason to hold and next loss scale.
+
+    Args:
+        values: `Pending.facts`, the loss scale after its update, and the window's sums.
+        vetoes: The optimizer's.
+    """
+    own, held, *rest = values
+    flags, rest = rest[: len(vetoes)], rest[len(vetoes) :]
+    grad_norm, coef, scale, next_scale, loss, weight, *metrics = rest
+    check_total(weight)
+    reason = reason_for(own, weight)
+    for condition, flag in zip(vetoes, flags, strict=True):
+        if reason is None and flag:
+            reason = f"veto: {name_of(condition)}"
+    if reason is None and held:
+        reason = "together"
+    return Numbers(grad_norm, coef, scale, loss, weight, metrics), reason, next_scale
 
 
 def _judge(share: Share, joint: Joint | None, joint_norm: Tensor | None) -> Pending:
