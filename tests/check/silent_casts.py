@@ -63,6 +63,51 @@ scaler = torch.amp.GradScaler("cuda", enabled=not pure_half)
 """
     + FORWARD
     + STEP,
+    "export in half once training is over": SCALER
+    + FORWARD
+    + STEP
+    + """
+model = model.half()
+torch.save(model.state_dict(), "half.pt")
+""",
+    "export in half at the end of a function": """\
+import torch
+from torch import nn
+
+
+def main(loader):
+    model = nn.Linear(4, 1).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    model.eval().half()
+    with torch.no_grad():
+        print(model(torch.ones(1, 4, dtype=torch.float16, device="cuda")))
+""",
+    "a fresh model per fold, saved in half": """\
+import torch
+from torch import nn
+
+for fold in range(5):
+    model = nn.Linear(4, 1).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader(fold):
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    model.half()
+    torch.save(model.state_dict(), f"fold{fold}.pt")
+""",
     "export at the end, without an optimizer": """\
 import torch
 from torch import nn

@@ -22,6 +22,31 @@ STEP = "    scaler.step(optimizer)\n    scaler.update()\n    optimizer.zero_grad
 PLAIN = "for x, y in loader:\n    scaler.scale(loss_of(x, y)).backward()\n" + STEP
 
 CASES = {
+    "cast to half between the optimizer and the loop": HEAD
+    + """\
+model.half()  # <- HS201
+"""
+    + PLAIN,
+    "an update ahead of the step, one finding": HEAD
+    + """\
+for x, y in loader:
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.update()  # <- HS104
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+""",
+    "left with continue, cleared at the top": HEAD
+    + """\
+for x, y in loader:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.unscale_(optimizer)  # <- HS112
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if not torch.isfinite(norm):
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+""",
     "a joint clip after one of each": HEAD
     + """\
 head = nn.Linear(8, 2)

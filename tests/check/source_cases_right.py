@@ -5,6 +5,19 @@ from __future__ import annotations
 from source_cases import HEAD, PLAIN, STEP
 
 FINE = {
+    "left with continue, closed by an update": HEAD
+    + """\
+for x, y in loader:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(x, y)).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if not torch.isfinite(norm):
+        scaler.update()
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+""",
     "clipped to look at, then dropped": HEAD
     + """\
 optimizer.zero_grad()

@@ -146,6 +146,12 @@ def test_code_block_that_is_no_python_is_one_line() -> None:
     assert len(report.findings) == 2
 
 
+def test_session_of_an_interpreter_in_markdown_is_passed_over() -> None:
+    text = MARKDOWN + "```python\n>>> scaler = 3\n>>> scaler\n3\n```\n"
+    report = check_source("guide.md", text.encode(), RULES)
+    assert (len(report.findings), report.problems) == (2, [])
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_repair_in_markdown_leaves_all_else(end: str) -> None:
     before = MARKDOWN.replace("\n", end).encode()

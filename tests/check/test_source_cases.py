@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from source_cases import CASES, HEAD
+from source_cases import CASES, HEAD, STEP
 from source_cases_right import FINE
 
 from halfstep.check.linter import check_paths, check_text
 from halfstep.rules import registry
 
-RULES = registry.select(["HS1"])
+RULES = registry.select(["HS1", "HS201"])
 
 
 def expected(text: str, path: str = "train.py") -> set[tuple[str, str, int]]:
@@ -32,6 +32,29 @@ def test_case_is_found_at_its_lines(case: str) -> None:
 def test_case_done_right_gives_no_finding(case: str) -> None:
     found = check_text("train.py", FINE[case], RULES)
     assert [str(f) for f in found if f.severity != "note"] == []
+
+
+SCHEDULED = HEAD.replace("torch.amp.GradScaler(", "GradScaler(").replace(
+    "import torch\n", "import torch\nfrom halfstep import GradScaler\n", 1
+).replace("scaler = ", "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)\nscaler = ") + (
+    "for x, y in loader:\n    scaler.scale(loss_of(x, y)).backward()\n" + STEP
+)
+
+
+@pytest.mark.parametrize(
+    ("guard", "codes"),
+    [
+        ("if scaler.last_outcome.updated:", []),
+        ("if not scaler.last_outcome.skipped:", []),
+        ("outcome = scaler.last_outcome\n    if outcome.updated:", []),
+        ("if True:", ["HS109"]),
+    ],
+)
+def test_schedule_behind_the_outcome_of_our_own_scaler_is_right(
+    guard: str, codes: list[str]
+) -> None:
+    text = SCHEDULED + f"    {guard}\n        schedule.step()\n"
+    assert [f.code for f in check_text("train.py", text, RULES)] == codes
 
 
 VALIDATE = """\

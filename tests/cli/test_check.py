@@ -78,8 +78,27 @@ def test_named_file_that_cannot_be_read_is_exit_code_2(
 ) -> None:
     train.write_text("scaler = (")
     assert check(["train.py"]) == 2
-    assert capsys.readouterr().err.startswith("train.py: not checked: line 1")
+    printed = capsys.readouterr()
+    assert printed.err.startswith("train.py: not checked: line 1")
+    assert printed.out == "no findings in 0 files\n"
     assert check(["."]) == 0  # found in a folder, it is a line and no more
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"def f(:\n", "line 1: invalid syntax"),
+        (b"\xff\xfea\x00", "not a text file"),
+        (b"# -*- coding: nope -*-\n", "it declares an unknown encoding: nope"),
+    ],
+    ids=["no Python", "UTF-16", "coding"],
+)
+def test_named_file_without_a_word_for_any_rule_is_parsed_all_the_same(
+    train: Path, capsys: pytest.CaptureFixture[str], data: bytes, reason: str
+) -> None:
+    train.write_bytes(data)
+    assert check(["train.py"]) == 2
+    assert capsys.readouterr().err == f"train.py: not checked: {reason}\n"
 
 
 def test_command_starts_without_torch_typer_and_rich(train: Path) -> None:

@@ -194,7 +194,7 @@ class ScaleRead(Value):
 
 
 class SkipTest(Value):
-    """A comparison of scales: was the update skipped?
+    """A comparison of scales, or the outcome of halfstep's scaler: was the update skipped?
 
     Attributes:
         num_steps: Steps before it was made: a later step is not what it speaks of.
