@@ -75,9 +75,10 @@ def test_clip_ahead_of_an_unscale_goes_behind_it() -> None:
     [
         (PLAIN_CLIP.replace("nn.", "norm = nn."), "    print(norm)", LATE_UNSCALE),
         (PLAIN_CLIP, "    if True:", "    " + LATE_UNSCALE),
+        ("    if True:", "    " + PLAIN_CLIP, LATE_UNSCALE),
         (PLAIN_CLIP, "    for each in [optimizer]:", "        scaler.unscale_(each)"),
     ],
-    ids=["its result is used between", "in a branch", "in a loop"],
+    ids=["its result is used between", "in a branch", "from a branch", "in a loop"],
 )
 def test_clip_ahead_of_an_unscale_that_takes_a_person_is_left_alone(lines: tuple[str, ...]) -> None:
     assert fix(clip_with(*lines)) == clip_with(*lines)

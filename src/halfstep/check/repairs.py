@@ -59,10 +59,11 @@ def _unscale_before_clip(finding: Finding, module: Module) -> tuple[Edit, ...]:
         return ()
     late = [s for spot in spots for s in spot.later if "unscale_(" in ast.unparse(s)]
     if late:
-        used_between = not isinstance(spots[0].statement, ast.Expr) and late[0] != spots[0].later[0]
-        beside = late[0] in spots[0].later and _method(late[0]) == "unscale_" and not used_between
-        plain = beside and len(late) == 1 and lines.stands_alone(late[0])
-        return lines.moved_behind(spots[0].statement, late[0]) if plain else ()
+        clip, later = spots[0].statement, spots[0].later
+        unused = isinstance(clip, ast.Expr) or later[:1] == late  # what it gives, in between
+        plain = late[0] in later and len(late) == 1 and _method(late[0]) == "unscale_"
+        movable = plain and unused and lines.stands_alone(late[0])
+        return lines.moved_behind(clip, late[0]) if movable else ()
     steps = list(_steps_after(spots))
     if len(steps) != 1:
         return ()

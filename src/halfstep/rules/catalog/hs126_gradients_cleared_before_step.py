@@ -15,7 +15,8 @@ class GradientsClearedBeforeStep(OrderRule):
 
     What: `zero_grad` between the backward and the step, or no backward at all. Why: after
     `unscale_` there is no message and the weights never move; before it torch raises "No inf
-    checks were recorded for this optimizer". Source: ``torch/amp/grad_scaler.py``, `step`.
+    checks were recorded for this optimizer". A warning where another step of the optimizer does
+    find gradients. Source: ``torch/amp/grad_scaler.py``, `step`.
     """
 
     severity = "error"
