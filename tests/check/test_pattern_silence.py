@@ -6,6 +6,7 @@ import ast
 
 import pytest
 import silent_casts
+import silent_checkpoints
 import silent_numbers
 import silent_scaling
 import silent_steps
@@ -14,8 +15,15 @@ import silent_upkeep
 from halfstep.check.linter import check_text
 from halfstep.rules import registry
 
-RULES = registry.select(["HS2", "HS3"])
-MODULES = (silent_casts, silent_numbers, silent_scaling, silent_steps, silent_upkeep)
+RULES = registry.select(["HS130", "HS2", "HS3"])
+MODULES = (
+    silent_casts,
+    silent_checkpoints,
+    silent_numbers,
+    silent_scaling,
+    silent_steps,
+    silent_upkeep,
+)
 SILENT = {code: programs for module in MODULES for code, programs in module.SILENT.items()}
 CASES = [(code, name) for code, programs in sorted(SILENT.items()) for name in programs]
 
