@@ -341,3 +341,10 @@ def main(rank, batches):
 @pytest.mark.parametrize("extra", ["", "master_weights = copy_of(model)\n"], ids=["wrong", "right"])
 def test_master_is_a_process_or_a_weight(extra: str) -> None:
     assert len(found({"train.py": LOW + extra}, "HS211")) == (not extra)
+
+
+def test_files_that_import_each_other_are_read() -> None:
+    other = "from train import LIMIT, again\n\n\ndef clip(ps):\n    return again(ps, LIMIT)\n"
+    text = "from other import LIMIT, again, clip\n" + SETUP + LOOP
+    text += "    clip(model.parameters())\n"
+    assert found({"train.py": text, "other.py": other + "\n\nscaler = None\n"}, "HS1") == set()

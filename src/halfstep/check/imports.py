@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from halfstep.check.explore import Raised
 from halfstep.check.module import Module
-from halfstep.check.objects import FileScope, ProjectModule, Scope
-from halfstep.check.values import External
+from halfstep.check.objects import Deferred, FileScope, ProjectModule, Scope
+from halfstep.check.values import External, Value
 
 if TYPE_CHECKING:
     from halfstep.check.machine import Machine
@@ -42,15 +42,24 @@ class Imports:
         project, home = self._machine.project, node.module or ""
         name = alias.asname or alias.name
         module = project.find(scope.module, home, node.level) if home else None
-        value = self.scope_of(module).look(alias.name) if module else None
-        if module is not None and value is not None:
-            if project.acts(module, alias.name):
-                scope.module.add_imported([name])
-            scope.set(name, value)
+        if module is None:
+            scope.set(name, self._inner(node, alias, scope))
             return
-        whole = f"{home}.{alias.name}".strip(".")
-        inner = project.find(scope.module, whole, node.level)
-        scope.set(name, self._bound(inner, scope) if inner else External(whole))
+        if project.acts(module, alias.name):
+            scope.module.add_imported([name])
+        found = module
+        scope.set(
+            name,
+            Deferred(
+                lambda: self.scope_of(found).look(alias.name) or self._inner(node, alias, scope)
+            ),
+        )
+
+    def _inner(self, node: ast.ImportFrom, alias: ast.alias, scope: Scope) -> Value:
+        """A file in a package, or something from outside."""
+        whole = f"{node.module or ''}.{alias.name}".strip(".")
+        inner = self._machine.project.find(scope.module, whole, node.level)
+        return self._bound(inner, scope) if inner else External(whole)
 
     def _bind_all(self, node: ast.ImportFrom, scope: Scope) -> None:
         project = self._machine.project
@@ -77,12 +86,15 @@ class Imports:
     def _run(self, statement: ast.stmt, scope: Scope) -> None:
         machine = self._machine
         before, no_grad = machine.module, machine.no_grad
+        weak, frame = machine.binding.weak, machine.binding.frame
         events, length = machine.path.events, len(machine.path.events)
         machine.module, machine.no_grad = scope.module, 0
+        machine.binding.weak = machine.binding.frame = 0
         try:
             machine.run([statement], scope)
         except Raised:
             pass
         finally:
             machine.module, machine.no_grad = before, no_grad
+            machine.binding.weak, machine.binding.frame = weak, frame
             events[:] = [*events[length:], *events[:length]]  # the import came first

@@ -50,7 +50,11 @@ class Scope:
 
     def look(self, name: str) -> Value | None:
         """The value of `name` in this frame."""
-        return self.names.get(name)
+        value = self.names.get(name)
+        if type(value) is Deferred:
+            del self.names[name]  # two files may import each other
+            value = self.names[name] = value.find()
+        return value
 
     def set(self, name: str, value: Value) -> None:
         """Bind `name`, in the frame it belongs to."""
@@ -80,7 +84,16 @@ class FileScope(Scope):
         """The value of `name`, after the statements that bind it."""
         for statement in self._pending.pop(name, ()):
             self._run(statement, self)
-        return self.names.get(name)
+        return super().look(name)
+
+
+class Deferred(Value):
+    """What an import binds, looked for when it is first asked for."""
+
+    __slots__ = ("find",)
+
+    def __init__(self, find: Callable[[], Value]) -> None:
+        self.find = find
 
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
