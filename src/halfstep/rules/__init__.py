@@ -9,7 +9,8 @@ never knows which of them feeds it. How to add a rule:
 3. ``bad`` and ``good`` are scripts that run. A line of ``bad`` that must be found ends in
    ``# <- HS109``. ``SETUP`` of `examples` gives model, optimizer, scaler and batches.
 4. An `OrderRule` names the kinds of event it ``listens`` to; ``on_event(event, ledger)`` yields
-   `Hit`s. The `Ledger` is the state *before* the event: windows, stages, scales, autocast.
+   `Hit`s. The `Ledger` is the state *before* the event: windows, stages, scales, autocast. A hit
+   about gradients names the windows (``used_by``): it counts once one of them is stepped.
 5. What must be remembered beyond the ledger lives on ``self``: one instance per program path.
 6. Speak only of what is certain: ``event.optimizers`` are sure, ``event.maybe`` are not.
 7. A `SourceRule` names the ``words`` without which a file is not read, and asks a `Source` for
