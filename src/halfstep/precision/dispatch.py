@@ -8,6 +8,8 @@ hands the call on exactly as torch would have: to torch's own autocast kernel, o
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,6 +30,27 @@ _SLOT = "halfstep.precision"
 # the threads in which it runs backward, where checkpoints recompute their forward.
 _is_set = torch._C._is_key_in_tls
 _get = torch._C._get_obj_in_tls
+_remove = getattr(torch._C, "_remove_obj_from_tls", None)  # not in torch 2.10
+
+
+def _forgets_to_count() -> bool:
+    """Whether storing an object leaves its reference count alone, as torch 2.10 does."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls(_SLOT + ".probe", probe)
+    forgets = sys.getrefcount(probe) == before
+    if forgets:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    return forgets
+
+
+_COUNT_FIRST = _forgets_to_count()
+
+
+def _stash(frame: Frame | None) -> None:
+    if _COUNT_FIRST:  # it is uncounted when something else is stored, and freed under our feet
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(frame))
+    torch._C._stash_obj_in_tls(_SLOT, frame)
 
 
 class Frame(NamedTuple):
@@ -50,9 +73,9 @@ def active_frame() -> Frame | None:
 def set_active_frame(frame: Frame | None) -> None:
     """Switch this thread over."""
     if frame is not None:
-        torch._C._stash_obj_in_tls(_SLOT, frame)
+        _stash(frame)
     elif _is_set(_SLOT):
-        torch._C._remove_obj_from_tls(_SLOT)
+        _remove(_SLOT) if _remove else _stash(None)
 
 
 def compile_rules(actions: Mapping[str, str], device_type: str) -> Mapping[str, Rule]:
@@ -122,8 +145,8 @@ def _kernel(name: str, op: OpOverload, key: Any, device_type: str) -> Callable[.
     stock = get_kernel(op, key).call_boxed if has_stock else below
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_set(_SLOT):
-            rules = _get(_SLOT).rules.get(device_type)
+        if _is_set(_SLOT) and (frame := _get(_SLOT)) is not None:
+            rules = frame.rules.get(device_type)
             if rules is not None and (rule := rules.get(name)) is not None:
                 if rule is no_rule:
                     return below(keyset, *args, **kwargs)
