@@ -77,7 +77,7 @@ def _cuda_on_cpu() -> dict[str, str]:
         name: cuda.get(name, "unlisted")
         for name in (*cuda, *cpu)
         if cuda.get(name) != cpu.get(name)
-        and cpu.get(name) != "unknown"
+        and "unknown" not in (cpu.get(name), cuda.get(name))
         and not (name not in cuda and name.startswith(_KEPT_ON_CPU))
     }
     return {**found, **_RECURRENT, **_NO_CPU_KERNEL}

@@ -10,14 +10,23 @@ import torch
 _frames: Any = torch._C._dynamo.eval_frame
 
 
-def not_compiled(*functions: Callable[..., Any]) -> None:
+# Came with the compiler's support for autocast that is switched by function calls.
+TRACES_AUTOCAST_SWITCH = hasattr(torch.amp.autocast_mode, "_UnmanagedAutocast")
+
+
+def not_compiled(*functions: Callable[..., Any], because: str | None = None) -> None:
     """Have the compiler run functions, and what they call, as they are.
 
     What `torch.compiler.disable` does by a wrapper, which would cost more than the functions.
     Where torch has no such switch, the compiler tries to trace them and says that it cannot.
+
+    Args:
+        functions: Marked in place.
+        because: The reason that the compiler gives under ``fullgraph=True``.
     """
     for function in functions:
         function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        function._torchdynamo_disable_msg = because  # type: ignore[attr-defined]
         if hasattr(_frames, "set_code_exec_strategy"):
             skip = _frames._FrameAction.SKIP
             _frames.set_code_exec_strategy(

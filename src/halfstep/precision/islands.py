@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 from halfstep.precision.cast_tree import to_fp32
-from halfstep.precision.compiler import constant_when_compiled
+from halfstep.precision.compiler import (
+    TRACES_AUTOCAST_SWITCH,
+    constant_when_compiled,
+    not_compiled,
+)
 from halfstep.precision.dispatch import active_frame
 from halfstep.records import BadTypeError, BadValueError
 
@@ -74,6 +78,15 @@ class Island:
         """Forward hook; torch calls it after an exception too, even one before `enter`."""
         if _entered.stack and _entered.stack[-1][0] == id(module):
             switch_autocast_on(_entered.stack.pop()[1])
+
+
+if not TRACES_AUTOCAST_SWITCH:
+    not_compiled(
+        Island.enter,
+        Island.leave,
+        because=f"an FP32 island switches autocast off, which the compiler of torch"
+        f" {torch.__version__} cannot trace; torch 2.13 can. Leave fullgraph=True away",
+    )
 
 
 def make_island(module: nn.Module, island: Island) -> None:

@@ -32,12 +32,9 @@ _MACROS = {
     "AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE": "fp32",
     "AT_FORALL_PROMOTE": "promote",
 }
-# What CUDA registers beside the header's macros.
-_CUDA_EXTRA = {
-    "cudnn_convolution": "low",
-    "cudnn_convolution_transpose": "low",
-    "binary_cross_entropy": "refused",
-}
+# On CUDA's list, but known to torch only where it was built with cuDNN. It casts everything, the
+# weights in one flat copy.
+_WITH_CUDNN = "_cudnn_rnn"
 
 
 def op_list(device_type: str) -> Mapping[str, str]:
@@ -63,13 +60,12 @@ def op_list(device_type: str) -> Mapping[str, str]:
 
 @functools.cache
 def _op_list(device_type: str) -> Mapping[str, str]:
-    found = recorded_list(device_type)
+    found, names = recorded_list(device_type), registered_ops(device_type)
     if device_type == "cuda":
+        names = sorted({*names, _WITH_CUDNN})
         if _HEADER.exists():
-            found = {**parse_header(_HEADER.read_text(encoding="utf-8")), **_CUDA_EXTRA}
-        return MappingProxyType(found)
-    registered = registered_ops(device_type)
-    return MappingProxyType({name: found.get(name, "unknown") for name in registered})
+            found |= parse_header(_HEADER.read_text(encoding="utf-8"))
+    return MappingProxyType({name: found.get(name, "unknown") for name in names})
 
 
 def parse_header(text: str) -> dict[str, str]:
@@ -89,13 +85,11 @@ def parse_header(text: str) -> dict[str, str]:
     return found
 
 
-def recorded_list(device_type: str, version: str = torch.__version__) -> dict[str, str]:
-    """The list recorded for a torch version, or for the nearest one that is recorded."""
-    wanted = _minor(version)
-    nearest = min(RECORDED, key=lambda known: abs(_minor(known) - wanted))
+def recorded_list(device_type: str) -> dict[str, str]:
+    """Op to category, of every op that some supported torch lists."""
     return {
         name: category
-        for category, names in RECORDED[nearest][device_type].items()
+        for category, names in RECORDED[device_type].items()
         for name in names.split()
     }
 
@@ -114,8 +108,3 @@ def registered_ops(device_type: str) -> list[str]:
 def lists_differ(name: str) -> bool:
     """Whether the CPU and CUDA treat an op (with overload) differently."""
     return op_list("cpu").get(name) != op_list("cuda").get(name)
-
-
-def _minor(version: str) -> int:
-    major, minor = version.split(".")[:2]
-    return 100 * int(major) + int(minor)
