@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import halfstep as hs
+from halfstep.precision import compiler
 
 X = torch.linspace(-2, 2, 32).reshape(4, 8)
 
@@ -141,24 +143,106 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Softmax(-1), nn.LayerNorm(8))
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning"),
+    # torch 2.10 where its compiler goes on after a stop
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 
-@pytest.mark.parametrize("fullgraph", [True, False])
-def test_compiled_module_runs_under_a_policy(compiled: Any, fullgraph: bool) -> None:
-    policy, model = hs.Policy("fp16", base="cuda", modules={"1": "fp32"}), network()
-    policy.attach(model)
+class OwnForward(nn.Module):
+    """Compiled in parts where the compiler stops at the island; a Sequential is not at all then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, *rest = self.layers
+        h = second(first(x).relu()).relu()
+        return rest[1](rest[0](h))
+
+
+def backward_pass_autocast(value: str) -> Any:
+    import torch._functorch.config as config
+
+    return config.patch(backward_pass_autocast=value)
+
+
+def with_gradients(model: nn.Module, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    y = run(X)
+    with torch.autocast("cpu", enabled=False):
+        return [y, *torch.autograd.grad(y.float().square().sum(), list(model.parameters()))]
+
+
+# what an island does is traced by torch 2.13, and not by torch 2.10
+IN_ONE_GRAPH = compiler.TRACES_AUTOCAST_SWITCH
+MODELS = pytest.mark.parametrize("make", [network, OwnForward])
+
+
+def test_compiler_of_torch_2_13_traces_an_island() -> None:
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    assert IN_ONE_GRAPH or version < (2, 13)
+    assert not IN_ONE_GRAPH or version > (2, 10)
+
+
+@MODELS
+@pytest.mark.parametrize("fullgraph", [True, False] if IN_ONE_GRAPH else [False])
+def test_compiled_module_runs_under_a_policy(compiled: Any, make: Any, fullgraph: bool) -> None:
+    policy, model = hs.Policy("fp16", base="cuda", modules={"*1": "fp32"}), make()
+    assert len(policy.attach(model)) == 1
     with policy.autocast("cpu"):
         found, expected = compiled(model, fullgraph=fullgraph)(X), model(X)
     assert torch.equal(found, expected)
 
 
-def test_island_inside_a_compiled_module(compiled: Any) -> None:
-    model = network()
-    hs.fp32(model[1])
-    with torch.autocast("cpu", torch.float16):
-        assert torch.equal(compiled(model, fullgraph=True)(X), model(X))
+@MODELS
+@pytest.mark.parametrize("fullgraph", [True, False] if IN_ONE_GRAPH else [False])
+def test_island_inside_a_compiled_module(compiled: Any, make: Any, fullgraph: bool) -> None:
+    model = make()
+    hs.fp32(model.get_submodule("1" if make is network else "layers.1"))
+    with backward_pass_autocast("off"), torch.autocast("cpu", torch.float16):
+        found = with_gradients(model, compiled(model, fullgraph=fullgraph))
+        expected = with_gradients(model, model)
         assert torch.is_autocast_enabled("cpu")
+    assert [torch.equal(*pair) for pair in zip(found, expected, strict=True)] == [True] * 7
+
+
+class StockIsland(OwnForward):
+    """The same with torch's own means."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, *rest = self.layers
+        h = first(x).relu()
+        with torch.autocast("cpu", enabled=False):
+            h = second(h.float())
+        return rest[1](rest[0](h.relu()))
+
+
+@pytest.mark.skipif(not IN_ONE_GRAPH, reason="this torch compiles no island")
+def test_backward_of_a_compiled_island_is_what_torchs_own_is(compiled: Any) -> None:
+    # documented: torch compiles backward under the autocast around forward unless told otherwise
+    model, stock = OwnForward(), StockIsland()
+    hs.fp32(model.layers[1])
+    with torch.autocast("cpu", torch.float16):
+        found = with_gradients(model, compiled(model))
+        expected = with_gradients(stock, compiled(stock))
+        plain = with_gradients(stock, stock)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert not all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+
+
+@MODELS
+@pytest.mark.skipif(IN_ONE_GRAPH, reason="this torch compiles an island in one graph")
+def test_island_in_one_graph_is_refused_by_a_torch_that_cannot(compiled: Any, make: Any) -> None:
+    model = make()
+    hs.fp32(model.get_submodule("1" if make is network else "layers.1"))
+    refused = pytest.raises(
+        Exception, match=r"cannot trace; torch 2\.13 can\. Leave fullgraph=True"
+    )
+    with torch.autocast("cpu", torch.float16), refused:
+        compiled(model, fullgraph=True)(X)
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_policy_and_block_inside_a_compiled_function(compiled: Any) -> None:

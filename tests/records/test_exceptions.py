@@ -7,13 +7,20 @@ import pickle
 import pytest
 
 from halfstep import HalfstepError, NonFiniteGradientError, ScaleCollapse
-from halfstep.records import BadTypeError, BadValueError, CallOrderError, RecipeError
+from halfstep.records import (
+    BadTypeError,
+    BadValueError,
+    CallOrderError,
+    RecipeError,
+    UnsupportedTorchError,
+)
 
 KINDS: list[tuple[HalfstepError, type[Exception]]] = [
     (BadValueError("text"), ValueError),
     (BadTypeError("text"), TypeError),
     (CallOrderError("text"), RuntimeError),
     (RecipeError("text"), ValueError),
+    (UnsupportedTorchError("text"), ImportError),
     (NonFiniteGradientError("text", ["head.weight", "bias"]), ArithmeticError),
     (ScaleCollapse(3, [4.0, 2.0, 1.0], ["head.weight"]), RuntimeError),
 ]

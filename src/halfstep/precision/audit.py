@@ -18,12 +18,14 @@ from halfstep.precision.actions import actions_for
 from halfstep.precision.op_lists import op_list
 from halfstep.precision.patterns import modules_named
 from halfstep.precision.source_line import SourceLine, caller, line_of_class
+from halfstep.precision.torch_internals import torch_internal
 
 if TYPE_CHECKING:
     from halfstep.precision.policy import Policy
 
 Kind = Literal["custom_op", "function", "half_parameter", "half_input", "island_not_called"]
 
+_has_kernel = torch_internal("_dispatch_has_kernel_for_dispatch_key")
 _HALF = (torch.float16, torch.bfloat16)
 _TORCHS_OWN = (
     "aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "quantized", "onednn",
@@ -128,7 +130,7 @@ class _WatchOps(TorchDispatchMode):
     def _note(self, func: Any, dtypes: set[torch.dtype]) -> None:
         name = func.name()
         if func.namespace not in _TORCHS_OWN:
-            has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(name, self._key)
+            has_rule = _has_kernel(name, self._key)
             if not has_rule and name not in self._actions:
                 place = (name, caller())
                 self._custom[place] = self._custom.get(place, 0) + 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_frames: Any = torch._C._dynamo.eval_frame
+_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
 # Came with the compiler's support for autocast that is switched by function calls.

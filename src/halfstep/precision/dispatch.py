@@ -23,13 +23,15 @@ from halfstep.precision.compiler import not_compiled
 from halfstep.precision.op_lists import LISTED_DEVICES, op_list
 from halfstep.precision.op_names import find_overload
 from halfstep.precision.rules import Rule, caller_of, has_numbers, make_rule, number_positions
+from halfstep.precision.torch_internals import torch_internal
 
 _SLOT = "halfstep.precision"
 
 # torch's thread-local storage for Python objects: unlike threading.local, autograd hands it on to
 # the threads in which it runs backward, where checkpoints recompute their forward.
-_is_set = torch._C._is_key_in_tls
-_get = torch._C._get_obj_in_tls
+_is_set = torch_internal("_is_key_in_tls")
+_get = torch_internal("_get_obj_in_tls")
+_put = torch_internal("_stash_obj_in_tls")
 _remove = getattr(torch._C, "_remove_obj_from_tls", None)  # not in torch 2.10
 
 
@@ -37,7 +39,7 @@ def _forgets_to_count() -> bool:
     """Whether storing an object leaves its reference count alone, as torch 2.10 does."""
     probe = object()
     before = sys.getrefcount(probe)
-    torch._C._stash_obj_in_tls(_SLOT + ".probe", probe)
+    _put(_SLOT + ".probe", probe)
     forgets = sys.getrefcount(probe) == before
     if forgets:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
@@ -50,7 +52,7 @@ _COUNT_FIRST = _forgets_to_count()
 def _stash(frame: Frame | None) -> None:
     if _COUNT_FIRST:  # it is uncounted when something else is stored, and freed under our feet
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(frame))
-    torch._C._stash_obj_in_tls(_SLOT, frame)
+    _put(_SLOT, frame)
 
 
 class Frame(NamedTuple):
@@ -121,16 +123,16 @@ def _register(name: str, op: OpOverload, device_type: str) -> None:
     namespace = op.namespace
     if namespace not in _libraries:
         _libraries[namespace] = Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-    key = getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}")
+    key = torch_internal(f"DispatchKey.Autocast{device_type.upper()}")
     kernel = _kernel(name, op, key, device_type)
     _libraries[namespace].impl(op, kernel, key.name, with_keyset=True)  # type: ignore[no-untyped-call]
     _registered.add((device_type, name))
 
 
 def _kernel(name: str, op: OpOverload, key: Any, device_type: str) -> Callable[..., Any]:
-    this_key = torch._C.DispatchKeySet(key)
-    below_autocast = torch._C._dispatch_keyset_full_after(key)
-    without_autocast = torch._C._ExcludeDispatchKeyGuard
+    this_key = torch_internal("DispatchKeySet")(key)
+    below_autocast = torch_internal("_dispatch_keyset_full_after")(key)
+    without_autocast = torch_internal("_ExcludeDispatchKeyGuard")
     numbers_at = number_positions(op)
     call = caller_of(op)
 
@@ -141,7 +143,7 @@ def _kernel(name: str, op: OpOverload, key: Any, device_type: str) -> Callable[.
         # By keyset, not by excluding the key: ops inside of a composite must still autocast.
         return op.redispatch(keyset & below_autocast, *args, **kwargs)
 
-    has_stock = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, key.name)
+    has_stock = torch_internal("_dispatch_has_kernel_for_dispatch_key")(op._name, key.name)
     stock = get_kernel(op, key).call_boxed if has_stock else below
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:

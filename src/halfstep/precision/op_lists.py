@@ -13,6 +13,7 @@ import torch
 
 from halfstep.precision.nearest import did_you_mean
 from halfstep.precision.recorded import RECORDED
+from halfstep.precision.torch_internals import torch_internal
 from halfstep.records import BadValueError
 
 # category -> what it means; the order is the one in which lists are shown
@@ -101,7 +102,7 @@ def registered_ops(device_type: str) -> list[str]:
     only once, and `dispatch` makes it look before.
     """
     key = f"Autocast{device_type.upper()}"
-    names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    names = torch_internal("_dispatch_get_registrations_for_dispatch_key")(key)
     return sorted(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from halfstep.precision.nearest import did_you_mean
+from halfstep.precision.torch_internals import torch_internal
 from halfstep.records import BadValueError
 
 # Python names of ops that are called something else, or arrive at something else, below.
@@ -26,6 +27,7 @@ _ARRIVE_AT = {
 }
 # A rule for these would be none: they are what the user, or a rule, converts with.
 _CONVERSIONS = frozenset({"to", "_to_copy", "type_as", "copy", "clone", "detach", "alias"})
+_has_kernel = torch_internal("_dispatch_has_kernel")
 _PREFIXES = ("aten::", "torch.nn.functional.", "torch.ops.aten.", "torch.", "F.")
 
 
@@ -93,7 +95,7 @@ def _exists(bare: str) -> bool:
 
 
 def _takes_tensors_and_writes_none(op: OpOverload) -> bool:
-    if not torch._C._dispatch_has_kernel(op._name):
+    if not _has_kernel(op._name):
         return False  # known to the scripting front end only
     arguments = op._schema.arguments
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in arguments)
@@ -102,6 +104,6 @@ def _takes_tensors_and_writes_none(op: OpOverload) -> bool:
 
 @functools.cache
 def _all_names() -> list[str]:
-    names = {full.partition(".")[0] for full in torch._C._dispatch_get_all_op_names()}
+    names = {full.partition(".")[0] for full in torch_internal("_dispatch_get_all_op_names")()}
     aten = {n.removeprefix("aten::") for n in names if n.startswith("aten::")}
     return sorted({*(n for n in aten if not n.endswith("_")), *_ARRIVE_AT})

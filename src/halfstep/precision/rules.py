@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from halfstep.precision.torch_internals import torch_internal
 from halfstep.records import RefusedOpError
+
+_is_in_functorch = torch_internal("_functorch.is_functorch_wrapped_tensor")
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -147,7 +150,7 @@ def _is_weight(value: Tensor) -> bool:
         and value.requires_grad
         and value.is_leaf
         # a copy made inside of torch.func.grad must not outlive that level
-        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+        and not _is_in_functorch(value)
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from halfstep.records.errors import RecipeError as RecipeError
     from halfstep.records.errors import RefusedOpError as RefusedOpError
     from halfstep.records.errors import ScaleCollapse as ScaleCollapse
+    from halfstep.records.errors import UnsupportedTorchError as UnsupportedTorchError
     from halfstep.records.finding import Finding as Finding
     from halfstep.records.gradient_range import GradientRange as GradientRange
     from halfstep.records.gradient_range import GradientRow as GradientRow
@@ -48,7 +49,7 @@ _HOMES = {
     "comparison": "Comparison compare_steps",
     "errors": (
         "BadTypeError BadValueError CallOrderError HalfstepError NonFiniteGradientError"
-        " RecipeError RefusedOpError ScaleCollapse"
+        " RecipeError RefusedOpError ScaleCollapse UnsupportedTorchError"
     ),
     "finding": "Finding",
     "rule_text": "RuleText",

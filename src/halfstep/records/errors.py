@@ -34,6 +34,10 @@ class RefusedOpError(HalfstepError, RuntimeError):
     """An op was called that the precision policy refuses, as CUDA's autocast would."""
 
 
+class UnsupportedTorchError(HalfstepError, ImportError):
+    """The installed torch lacks something that halfstep stands on."""
+
+
 class RecipeError(HalfstepError, ValueError):
     """A recipe could not be found, imported or used."""
 
