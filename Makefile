@@ -1,8 +1,11 @@
 # Each target sets itself up: the first `make run`, `make test`, `make lint` or `make bench`
 # creates .venv with the versions of constraints.txt (a CPU build of torch).
 PYTHON ?= python3
-BIN := .venv/bin
-STAMP := .venv/.installed
+# make test TORCH=2.10.0: that torch instead, in .venv-2.10.0 (on Linux several gigabytes).
+TORCH ?=
+VENV := .venv$(addprefix -,$(TORCH))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
 
 .PHONY: run test lint format bench docs clean
 
@@ -33,9 +36,10 @@ docs: $(STAMP)
 	$(BIN)/python scripts/rule_docs.py
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PYTHON) -m venv $(VENV)
+	sed '$(TORCH:%=s/^torch==.*/torch==%/)' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -238,7 +238,7 @@ def test_island_in_one_graph_is_refused_by_a_torch_that_cannot(compiled: Any, ma
     model = make()
     hs.fp32(model.get_submodule("1" if make is network else "layers.1"))
     refused = pytest.raises(
-        Exception, match=r"cannot trace; torch 2\.13 can\. Leave fullgraph=True"
+        torch._dynamo.exc.Unsupported, match=r"cannot trace; torch 2\.13 can\. Leave fullgraph=True"
     )
     with torch.autocast("cpu", torch.float16), refused:
         compiled(model, fullgraph=True)(X)
