@@ -41,7 +41,7 @@ class Conditions:
         stop = isinstance(node.op, ast.Or)
         seen: list[Value] = []
         for part in node.values:
-            value = self._machine.expressions.evaluate(part, scope)
+            value = self.plain(self._machine.expressions.evaluate(part, scope))
             if isinstance(value, SkipTest):
                 return value
             if isinstance(value, Const) and value.value is stop:
@@ -71,12 +71,18 @@ class Conditions:
             return SkipTest(reads[0].scaler, name, self._machine.num_steps, scales)
         if len(sides) != 2:
             return Unknown(("compare", *(side.key for side in sides)))
+        if self._machine.loops.fills_window(node.left, *sides):
+            sides[1] = Const(2)  # every window is read as two micro-batches
         return self._compare_two(node.ops[0], *sides)
 
     def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
-        if isinstance(left, Modulo) and isinstance(right, Const) and type(right.value) is int:
-            equal = (left.left - right.value) % 2 == 0
-            return Const(equal != isinstance(op, ast.NotEq))
+        lengths = self._machine.loops.lengths
+        if isinstance(left, Modulo):
+            known = lengths.remainder(op, left, right)
+        else:
+            known = lengths.compared(op, left, right)
+        if known is not None:
+            return known
         if isinstance(left, Const) and isinstance(right, Const):
             try:
                 return Const(_COMPARISONS[type(op)](left.value, right.value))
@@ -89,6 +95,12 @@ class Conditions:
             return Unknown(("not", ("equal", *key)))
         equal = isinstance(op, (ast.Eq, ast.Is, ast.In))
         return Unknown(("equal", *key) if equal else (type(op).__name__, *key))
+
+    def plain(self, value: Value) -> Value:
+        """`value` as a condition: a remainder holds where there is one."""
+        if not isinstance(value, Modulo):
+            return value
+        return self._compare_two(ast.NotEq(), value, Const(0))
 
     def holds(self, node: ast.expr, scope: Scope, main: bool = True, acts: bool = True) -> bool:
         """Which way the path goes at `node`; `acts` says that something can happen in a branch."""
@@ -107,7 +119,7 @@ class Conditions:
             stop = isinstance(node.op, ast.Or)
             stopped = any(self._decide(p, scope, main, acts) is stop for p in node.values)
             return stop if stopped else not stop
-        value = self._machine.expressions.evaluate(node, scope)
+        value = self.plain(self._machine.expressions.evaluate(node, scope))
         if isinstance(value, SkipTest) and value.num_steps == self._machine.num_steps:
             self._machine.tests_seen += 1
             facts = {"operator": value.operator, "scales": value.scales}

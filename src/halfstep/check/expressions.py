@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import operator
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
@@ -23,7 +23,7 @@ from halfstep.check.values import (
     NOBODY,
     Average,
     Const,
-    Counted,
+    Counter,
     External,
     Grad,
     Mapping,
@@ -38,6 +38,7 @@ from halfstep.check.values import (
     Sequence,
     SkipTest,
     State,
+    Sum,
     Unknown,
     Value,
 )
@@ -222,10 +223,10 @@ class Expressions:
 
     def _binary(self, node: ast.BinOp, scope: Scope) -> Value:
         left, right = self.evaluate(node.left, scope), self.evaluate(node.right, scope)
-        if isinstance(node.op, ast.Mod) and isinstance(left, Const) and type(left.value) is int:
-            return Modulo(left.value)
+        if isinstance(node.op, ast.Mod) and (isinstance(left, Sum) or _is_whole(left)):
+            return Modulo(left, right)
         if isinstance(left, Const) and isinstance(right, Const):
-            return self._folded(node.op, left.value, right.value)
+            return self._folded(node.op, left, right)
         for side in (left, right):
             if isinstance(node.op, ast.BitAnd) and isinstance(side, Const) and side.value is False:
                 return side
@@ -239,17 +240,24 @@ class Expressions:
         combined = (type(node.op), left.key, right.key)
         if combined not in self._combined:  # the same operation on the same values is the same
             self._combined[combined] = ("new", self.count())
-        return Unknown(self._combined[combined], "", left.models | right.models)
+        key = self._combined[combined]
+        return _sum(node.op, left, right, key) or Unknown(key, "", left.models | right.models)
 
-    def _folded(self, op: ast.operator, left: Any, right: Any) -> Value:
+    def _folded(self, op: ast.operator, left: Const, right: Const) -> Value:
         try:
-            return Const(_ARITHMETIC[type(op)](left, right))
+            value = _ARITHMETIC[type(op)](left.value, right.value)
         except (KeyError, TypeError, ValueError, ArithmeticError):
             return self._machine.unknown()
+        if isinstance(left, Counter) and isinstance(op, (ast.Add, ast.Sub)) and type(value) is int:
+            return Counter(value, left.loop, left.shift + value - left.value)
+        if isinstance(right, Counter) and isinstance(op, ast.Add) and type(value) is int:
+            return Counter(value, right.loop, right.shift + value - right.value)
+        return Const(value)
 
     def _unary(self, node: ast.UnaryOp, scope: Scope) -> Value:
         value = self.evaluate(node.operand, scope)
         if isinstance(node.op, ast.Not):
+            value = self._conditions.plain(value)
             if isinstance(value, SkipTest):
                 return SkipTest(
                     value.scaler, f"not {value.operator}", value.num_steps, value.scales
@@ -257,7 +265,7 @@ class Expressions:
             truth = value.truth
             return Const(not truth) if truth is not None else Unknown(("not", value.key))
         if isinstance(node.op, ast.USub) and isinstance(value, Const):
-            return self._folded(ast.Sub(), 0, value.value)
+            return self._folded(ast.Sub(), Const(0), value)
         return value
 
     def _choice(self, node: ast.IfExp, scope: Scope) -> Value:
@@ -326,10 +334,10 @@ class Expressions:
         first = node.generators[0]
         over = self.evaluate(first.iter, inner)
         results = []
-        for item in self.items(over, 1):
+        for item in self._machine.loops.items(over, 1):
             self._machine.binding.bind(first.target, item, inner)
             for more in node.generators[1:]:
-                inside = next(self.items(self.evaluate(more.iter, inner), 1), None)
+                inside = next(self._machine.loops.items(self.evaluate(more.iter, inner), 1), None)
                 if inside is not None:
                     self._machine.binding.bind(more.target, inside, inner)
             results.append(self.evaluate(node.elt, inner))
@@ -353,27 +361,20 @@ class Expressions:
             return Unknown(("at", value.key, repr(index)), "", value.models)
         return self._machine.unknown(models=value.models)
 
-    def items(self, over: Value, rounds: int) -> Iterator[Value]:
-        """What a loop goes through; an unknown length counts as `rounds`."""
-        if isinstance(over, Sequence) and over.items:
-            yield from over.items[:8]
-        elif isinstance(over, (Params, Grad, Optimizer, Scaler, Schedule, Instance)):
-            yield over
-        elif isinstance(over, Repeated):
-            yield from [over.item] * rounds
-        elif isinstance(over, Mapping):
-            yield from (Const(key) for key in list(over.items)[:8])
-        elif isinstance(over, Counted):
-            yield from self._counted(over, rounds)
-        else:
-            for _ in range(rounds):
-                yield Unknown(("new", self.count()), "", over.models)
 
-    def _counted(self, over: Counted, rounds: int) -> Iterator[Value]:
-        if over.over is None:
-            known = over.length is not None and over.length <= 4
-            for i in range(over.length if known and over.length is not None else rounds):
-                yield Const(over.start + i)
-            return
-        for i, item in enumerate(self.items(over.over, rounds)):
-            yield Sequence([Const(over.start + i), item])
+def _is_whole(value: Value) -> bool:
+    return isinstance(value, Const) and type(value.value) is int
+
+
+def _sum(op: ast.operator, left: Value, right: Value, key: Hashable) -> Sum | None:
+    """An unknown number and a known one, added."""
+    if isinstance(op, ast.Add) and isinstance(left, Const):
+        left, right = right, left
+    if not isinstance(op, (ast.Add, ast.Sub)) or not isinstance(left, Unknown) or left.models:
+        return None
+    if not isinstance(right, Const) or type(right.value) is not int:
+        return None
+    added = right.value if isinstance(op, ast.Add) else -right.value
+    if isinstance(left, Sum):
+        return Sum(key, left.name, left.base, left.offset + added)
+    return Sum(key, left.name, left.key, added)

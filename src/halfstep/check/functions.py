@@ -28,6 +28,7 @@ from halfstep.check.values import (
     Scaler,
     Schedule,
     Sequence,
+    Sum,
     Unknown,
     Value,
 )
@@ -178,7 +179,9 @@ class Functions:
         values = call.given()
         lengths = [len(v.items) for v in values if isinstance(v, Sequence) and v.items]
         if not lengths:
-            return Repeated(Sequence([self._item(v, 0) for v in values]))
+            whole = Repeated(Sequence([self._item(v, 0) for v in values]))
+            self._machine.loops.lengths.alias(whole, values)
+            return whole
         rows = range(min(lengths))
         return Sequence([Sequence([self._item(v, i) for v in values]) for i in rows])
 
@@ -197,12 +200,19 @@ class Functions:
         return Counted(values[0] if values else None, first)
 
     def _call_range(self, call: Call) -> Value:
-        bounds = [v.value if isinstance(v, Const) else None for v in call.given()]
+        values = call.given()
+        bounds = [v.value if isinstance(v, Const) else None for v in values]
         start = bounds[0] if len(bounds) > 1 else 0
         end = bounds[1] if len(bounds) > 1 else (bounds[0] if bounds else None)
         if type(end) is int and type(start) is int:
             return Counted(None, start, max(end - start, 0))
+        if type(start) is int and 0 < len(values) < 3:
+            return Counted(None, start, bound=values[-1])
         return Counted(None, start if type(start) is int else 0)
+
+    def _call_len(self, call: Call) -> Value:
+        value = call.first()
+        return Sum(("new", self._machine.path.fresh()), "len", ("len", value.key), 0)
 
     def _call_nullcontext(self, call: Call) -> Value:
         return self._machine.unknown()

@@ -16,11 +16,12 @@ from halfstep.check.conditions import Conditions
 from halfstep.check.explore import Path, Raised
 from halfstep.check.expressions import Expressions
 from halfstep.check.imports import Imports
+from halfstep.check.loops import Loops
 from halfstep.check.module import Module
 from halfstep.check.objects import Class, Function, FunctionNode, Scope
 from halfstep.check.project import Project
 from halfstep.check.repeats import Repeats
-from halfstep.check.shapes import has_modulo, is_abstract, leaves
+from halfstep.check.shapes import is_abstract, leaves
 from halfstep.check.values import Const, Context, Models, Sequence, Unknown, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
@@ -64,7 +65,7 @@ class Machine:
         self.failed = False  # whether something has raised: once is enough on one path
         self.fails_in_backward = 0  # whether the next backward raises
         self.num_steps = 0
-        self.loops: list[int] = []  # lines of the loops that are being run
+        self.loops = Loops(self)
         self.tests_seen = 0  # whether an update was skipped
         self.chosen = 0  # depth of branches that the path chose without knowing
         self.guarded = 0  # depth of branches under such a test
@@ -84,9 +85,9 @@ class Machine:
             ast.AnnAssign: self._assign_one,
             ast.AugAssign: self.binding.augment,
             ast.If: self._if,
-            ast.For: self._for,
-            ast.AsyncFor: self._for,
-            ast.While: self._while,
+            ast.For: self._loop,
+            ast.AsyncFor: self._loop,
+            ast.While: self._loop,
             ast.With: self._with,
             ast.AsyncWith: self._with,
             ast.Try: self._try,
@@ -113,7 +114,7 @@ class Machine:
         elif kind == e.STEP:
             self.num_steps += 1
         if kind in (e.STEP, e.SCHEDULE, e.EMA):
-            fields["facts"] = {**fields.get("facts", {}), "loops": tuple(self.loops)}
+            fields["facts"] = {**fields.get("facts", {}), "loops": tuple(self.loops.lines)}
         if kind in (e.SCHEDULE, e.EMA, e.ZERO_GRAD) and (self.guarded or self._after_test):
             fields["facts"] = {**fields.get("facts", {}), "guarded": True}
         self.path.events.append(Event(kind, self.module.place(node), **fields))
@@ -182,44 +183,18 @@ class Machine:
                 self.run(case.body, scope)
                 return
 
-    def _for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
-        assert self.module is not None
-        over = self.expressions.evaluate(node.iter, scope)
-        matters = any(map(self.module.acts, node.body))
-        rounds = 1 if not matters else (4 if self._counts(node) else 2)
-        for item in self.expressions.items(over, rounds):
-            self.binding.bind(node.target, item, scope)
-            if not self._round(node, scope):
-                return
-        self.run(node.orelse, scope)
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> None:
+        if self.loops.run(node, scope):
+            self.run(node.orelse, scope)
 
-    def _while(self, node: ast.While, scope: Scope) -> None:
-        assert self.module is not None
-        matters = any(map(self.module.acts, node.body))
-        for _ in range(1 if not matters else (4 if self._counts(node) else 2)):
-            if self.expressions.evaluate(node.test, scope).truth is False:
-                break
-            if not self._round(node, scope):
-                return
-        self.run(node.orelse, scope)
-
-    def _counts(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
-        """Whether a condition in a loop counts its rounds: ``(i + 1) % accumulate == 0``."""
-        assert self.module is not None
-        module = self.module
-        return module.once("counts", node, lambda: any(has_modulo(s, module) for s in node.body))
-
-    def _round(self, node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> bool:
+    def run_round(self, body: list[ast.stmt], scope: Scope) -> bool:
         """One round of a loop; whether another may follow."""
-        self.loops.append(node.lineno)
         try:
-            self.run(node.body, scope)
+            self.run(body, scope)
         except LoopContinued:
             return True
         except LoopLeft:
             return False
-        finally:
-            self.loops.pop()
         return True
 
     def _with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Iterator
+from typing import TypeGuard
 
 from halfstep.check.inventory import called_names, last_name
 from halfstep.check.module import INTERESTING, Module
 from halfstep.rules.syntax import children
+
+LoopNode = ast.For | ast.AsyncFor | ast.While
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def leaves(body: list[ast.stmt]) -> bool:
@@ -26,9 +31,89 @@ def is_abstract(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return last_name(named) == "NotImplementedError"
 
 
+def counts(node: LoopNode, module: Module) -> bool:
+    """Whether a condition in a loop counts its rounds: ``(i + 1) % accumulate == 0``."""
+    if any(has_modulo(statement, module) for statement in node.body):
+        return True
+    names = windows(node)
+    tests = (n for s in node.body for n in own_nodes(s) if isinstance(n, ast.If)) if names else ()
+    return any(_mentions(test.test, names) and module.acts(test) for test in tests)
+
+
+def windows(node: LoopNode) -> frozenset[str]:
+    """Variables that a loop counts up and sets to 0 again, in rounds without loops of their own."""
+    if has_inner_loop(node):
+        return frozenset()
+    nodes = [inner for statement in node.body for inner in own_nodes(statement)]
+    raised = {
+        ast.unparse(n.target)
+        for n in nodes
+        if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add) and _is_number(n.value, 1)
+    }
+    cleared = {
+        ast.unparse(target)
+        for n in nodes
+        if isinstance(n, ast.Assign) and _is_number(n.value, 0)
+        for target in n.targets
+    }
+    return frozenset(raised & cleared)
+
+
+def has_inner_loop(node: LoopNode) -> bool:
+    """Whether a loop stands in another one."""
+    return any(isinstance(inner, _LOOPS) for s in node.body for inner in ast.walk(s))
+
+
+def is_count(test: ast.expr) -> TypeGuard[ast.Compare]:
+    """Whether a condition is ``i < n``."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.Lt, ast.LtE)):
+        return False
+    return len(test.ops) == 1 and called_names(test) <= {"len"}
+
+
+def asks_for_rest(node: LoopNode, module: Module) -> bool:
+    """Whether something outside of a loop asks if it leaves a part of a window over."""
+    names = (
+        {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+        if isinstance(node, (ast.For, ast.AsyncFor))
+        else set()
+    )
+    inside = set(ast.walk(node))
+    outside = [n for n in ast.walk(module.tree) if n not in inside]
+    for other in outside:
+        if isinstance(other, ast.Assign) and "len" in called_names(other.value):
+            names |= {ast.unparse(target) for target in other.targets}
+    counted = windows(node)
+    for other in outside:
+        if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Mod):
+            if "len" in called_names(other.left) or _mentions(other.left, names):
+                return True
+        elif isinstance(other, (ast.If, ast.IfExp)) and _mentions(other.test, counted):
+            return True
+    return False
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """`node` and what is in it, definitions left out."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+        return
+    yield node
+    for child in children(node):
+        yield from own_nodes(child)
+
+
+def _mentions(node: ast.AST, names: Collection[str]) -> bool:
+    found = (n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute)))
+    return any(ast.unparse(n) in names for n in found)
+
+
+def _is_number(node: ast.expr, value: int) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int and node.value == value
+
+
 def has_modulo(node: ast.AST, module: Module) -> bool:
     """Whether a remainder decides if something happens; inner loops are asked for themselves."""
-    if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+    if isinstance(node, _LOOPS):
         return False
     condition = node.test if isinstance(node, (ast.If, ast.IfExp)) else None
     if condition and any(isinstance(n, ast.Mod) for n in ast.walk(condition)):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halfstep.rules.events import Place
+
+if TYPE_CHECKING:
+    from halfstep.check.loops import Loop
 
 Models = frozenset[Hashable]
 NOBODY: Models = frozenset()
@@ -58,6 +61,22 @@ class Const(Value):
         return bool(self.value)
 
 
+class Counter(Const):
+    """The number of a round, counted by its loop.
+
+    Attributes:
+        loop: The loop.
+        shift: What was added to it.
+    """
+
+    __slots__ = ("loop", "shift")
+
+    def __init__(self, value: int, loop: Loop, shift: int) -> None:
+        super().__init__(value)
+        self.loop = loop
+        self.shift = shift
+
+
 class Unknown(Value):
     """Something that was not looked into: an argument, an attribute, the result of a call.
 
@@ -83,6 +102,22 @@ class Unknown(Value):
     @property
     def truth(self) -> bool | None:
         return None
+
+
+class Sum(Unknown):
+    """An unknown number and a known one: ``len(loader) - 1``.
+
+    Attributes:
+        base: The key of the unknown one.
+        offset: The known one.
+    """
+
+    __slots__ = ("base", "offset")
+
+    def __init__(self, key: Hashable, name: str, base: Hashable, offset: int) -> None:
+        super().__init__(key, name)
+        self.base = base
+        self.offset = offset
 
 
 class External(Value):
@@ -217,12 +252,21 @@ class SkipTest(Value):
 
 
 class Modulo(Value):
-    """``left % right`` with a known left side; every period is read as two."""
+    """``left % right``; every period is read as two."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "right")
 
-    def __init__(self, left: int) -> None:
+    def __init__(self, left: Value, right: Value) -> None:
         self.left = left
+        self.right = right
+
+    @property
+    def key(self) -> Hashable:
+        return ("remainder", self.left.key, self.right.key)
+
+    @property
+    def truth(self) -> bool | None:
+        return None
 
 
 class Context(Value):
@@ -282,14 +326,22 @@ class Counted(Value):
         over: What is counted; ``None`` for a range.
         start: The first number.
         length: Of the range, if it is known.
+        bound: Where the range ends, if that is not known.
     """
 
-    __slots__ = ("length", "over", "start")
+    __slots__ = ("bound", "length", "over", "start")
 
-    def __init__(self, over: Value | None, start: int = 0, length: int | None = None) -> None:
+    def __init__(
+        self,
+        over: Value | None,
+        start: int = 0,
+        length: int | None = None,
+        bound: Value | None = None,
+    ) -> None:
         self.over = over
         self.start = start
         self.length = length
+        self.bound = bound
 
 
 class Cleaned(Grad):
