@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfstep.check.inventory import last_name
 from halfstep.check.objects import Scope
+from halfstep.check.shapes import flushes
 from halfstep.check.values import NOBODY, Const, Modulo, ScaleRead, SkipTest, Unknown, Value
 from halfstep.rules import events as e
 
@@ -44,6 +45,8 @@ class Conditions:
             value = self.plain(self._machine.expressions.evaluate(part, scope))
             if isinstance(value, SkipTest):
                 return value
+            if value.truth is None and (last := self._flushes(node, part)) is not None:
+                value = Const(last)
             if isinstance(value, Const) and value.value is stop:
                 return value  # whatever came before it
             if value.truth is stop:
@@ -71,16 +74,14 @@ class Conditions:
             return SkipTest(reads[0].scaler, name, self._machine.num_steps, scales)
         if len(sides) != 2:
             return Unknown(("compare", *(side.key for side in sides)))
-        if self._machine.loops.fills_window(node.left, *sides):
-            sides[1] = Const(2)  # every window is read as two micro-batches
+        for counted, limit in ((0, 1), (1, 0)):  # every window is read as two micro-batches
+            written = (node.left, *node.comparators)[counted]
+            if self._machine.loops.fills_window(written, sides[counted], sides[limit]):
+                sides[limit] = Const(2)
         return self._compare_two(node.ops[0], *sides)
 
     def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
-        lengths = self._machine.loops.lengths
-        if isinstance(left, Modulo):
-            known = lengths.remainder(op, left, right)
-        else:
-            known = lengths.compared(op, left, right)
+        known = self._machine.loops.lengths.compared(op, left, right)
         if known is not None:
             return known
         if isinstance(left, Const) and isinstance(right, Const):
@@ -117,7 +118,7 @@ class Conditions:
             return not self._decide(node.operand, scope, not main, acts)
         if isinstance(node, ast.BoolOp):
             stop = isinstance(node.op, ast.Or)
-            stopped = any(self._decide(p, scope, main, acts) is stop for p in node.values)
+            stopped = any(self._part(node, p, scope, main, acts) is stop for p in node.values)
             return stop if stopped else not stop
         value = self.plain(self._machine.expressions.evaluate(node, scope))
         if isinstance(value, SkipTest) and value.num_steps == self._machine.num_steps:
@@ -128,6 +129,26 @@ class Conditions:
         if value.truth is not None:
             return value.truth
         return self._ask(value.key, main, acts)
+
+    def _part(
+        self, whole: ast.BoolOp, node: ast.expr, scope: Scope, main: bool, acts: bool
+    ) -> bool:
+        last = self._flushes(whole, node)
+        if last is None:
+            return self._decide(node, scope, main, acts)
+        truth = self.plain(self._machine.expressions.evaluate(node, scope)).truth
+        return last if truth is None else truth
+
+    def _flushes(self, whole: ast.BoolOp, part: ast.expr) -> bool | None:
+        """``(i + 1) % 4 == 0 or SOMETHING OF THE BATCH``: whether the last round is run.
+
+        What is asked of a batch beside the count of batches is whether it is the last one.
+        """
+        module = self._machine.module
+        assert module is not None
+        if module.once("flush", part, lambda: flushes(whole, part)):
+            return self._machine.loops.is_last(part)
+        return None
 
     def _ask(self, key: Hashable, main: bool, acts: bool) -> bool:
         if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":

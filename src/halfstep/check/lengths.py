@@ -18,6 +18,7 @@ from halfstep.check.values import (
     Counted,
     Counter,
     Modulo,
+    Sequence,
     Sum,
     Unknown,
     Value,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _LENGTH = re.compile(
     r"(^|_)(n|nb|num|len|total|last|length)(_|$)|^(batches|steps|iters)$|per_epoch"
 )
+_LONG = 1 << 32  # a period that is not known
 _ORDERS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -91,8 +93,12 @@ class Lengths:
     def compared(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
         """The value of a comparison, if it can be told from the rounds of a loop."""
         kind = type(op)
-        if isinstance(right, Counter) and not isinstance(left, Counter):
+        if isinstance(op, (ast.In, ast.NotIn)):
+            return self._among(op, left, right)
+        if isinstance(right, (Counter, Modulo)) and not isinstance(left, (Counter, Modulo)):
             kind, left, right = _TURNED.get(kind, kind), right, left
+        if isinstance(left, Modulo):
+            return self._remainder(kind, left, right)
         if kind not in _ORDERS or (type(left) is Const and type(right) is Const):
             return None
         if isinstance(left, Counter) and isinstance(right, Unknown):
@@ -131,23 +137,28 @@ class Lengths:
                 return Unknown(("above", loop.node, bound)) if ended else Const(False)
         return Const(_ORDERS[kind](left.value, limit))
 
-    def remainder(self, op: ast.cmpop, left: Modulo, right: Value) -> Value | None:
-        """The value of a comparison of a remainder; every period is read as two rounds."""
-        number, rest = self.number(left.left), self._rest(left, right)
-        if number is None or rest is None or type(op) not in _ORDERS:
+    def _among(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
+        """``i in (0, len(loader) - 1)``."""
+        if not isinstance(right, Sequence) or all(isinstance(v, Const) for v in right.items):
             return None
-        kind = type(op)
-        equal = (number - rest) % 2 == 0
-        if kind in (ast.Gt, ast.Lt):  # above the least, below the most
-            return Const(not equal)
-        return Const(equal != (kind is ast.NotEq))
+        found = [self.compared(ast.Eq(), left, item) for item in right.items]
+        if None in found:
+            return None
+        return Const(any(v is not None and v.truth for v in found) is isinstance(op, ast.In))
 
-    def _rest(self, left: Modulo, right: Value) -> int | None:
-        if isinstance(right, Const) and type(right.value) is int:
-            period = left.right.value if isinstance(left.right, Const) else None
-            return -1 if right.value and right.value + 1 == period else right.value
-        of_period = isinstance(right, Sum) and right.base == left.right.key and right.offset == -1
-        return -1 if of_period else None
+    def _remainder(self, kind: type[ast.cmpop], left: Modulo, right: Value) -> Value | None:
+        """The value of a comparison of a remainder; every period is read as two rounds."""
+        number, period = self.number(left.left), self.number(left.right) or _LONG
+        limit = self.number(right)
+        if isinstance(right, Sum) and right.base == left.right.key:
+            limit = period + right.offset
+        if number is None or limit is None or kind not in _ORDERS:
+            return None
+        if kind not in (ast.Eq, ast.NotEq):
+            return Const(_ORDERS[kind](period - 1 if number % 2 else 0, limit))
+        last = limit == period - 1 and period > 1
+        equal = (number + 1 if last else number - limit) % 2 == 0
+        return Const(equal is (kind is ast.Eq))
 
 
 def _split(value: Unknown) -> tuple[Hashable, int]:

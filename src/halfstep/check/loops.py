@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from halfstep.check.lengths import Lengths
 from halfstep.check.objects import Instance, Scope
-from halfstep.check.shapes import LoopNode, asks_for_rest, counts, has_inner_loop, is_count, windows
+from halfstep.check.shapes import (
+    LoopNode,
+    asks_for_rest,
+    bound_names,
+    counts,
+    has_inner_loop,
+    is_count,
+    windows,
+)
 from halfstep.check.values import (
     Const,
     Counted,
@@ -149,6 +157,16 @@ class Loops:
         if loop.rest is None:
             loop.rest = self._machine.path.decide(("rest", loop.node), False)
         return loop.rounds + loop.rest
+
+    def is_last(self, part: ast.expr) -> bool | None:
+        """Whether the last round is run, if `part` speaks of what a loop sets in each round."""
+        if not self.active:
+            return None
+        loop = self.active[-1]
+        names = {n.id for n in ast.walk(part) if isinstance(n, ast.Name)}
+        if not names & bound_names(loop.node):
+            return None
+        return loop.index == self.total(loop) - 1
 
     def _round(self, loop: Loop, scope: Scope) -> bool:
         """One round of a loop; whether another may follow."""

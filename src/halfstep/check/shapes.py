@@ -93,6 +93,23 @@ def asks_for_rest(node: LoopNode, module: Module) -> bool:
     return False
 
 
+def flushes(whole: ast.BoolOp, part: ast.expr) -> bool:
+    """Whether `part` is an alternative to a count of batches and no such count itself."""
+    if not isinstance(whole.op, ast.Or) or _has_count(part):
+        return False
+    return any(map(_has_count, whole.values))
+
+
+def _has_count(node: ast.AST) -> bool:
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(node))
+
+
+def bound_names(node: LoopNode) -> frozenset[str]:
+    """Names that a loop sets anew in each round."""
+    names = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return frozenset(name.id for name in names)
+
+
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """`node` and what is in it, definitions left out."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
