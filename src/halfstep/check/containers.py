@@ -32,6 +32,8 @@ class Containers:
             given = values[0]
             for item in given.items if isinstance(given, Sequence) else [given]:
                 self._append(owner, item, call)
+        elif method == "clear":
+            owner.items.clear()
         elif method == "copy":
             return Sequence(list(owner.items))
         elif method in ("pop", "popleft") and owner.items:

@@ -19,6 +19,7 @@ from halfstep.check.objects import (
     ProjectModule,
     Scope,
 )
+from halfstep.check.shapes import window_begin
 from halfstep.check.values import (
     NOBODY,
     Average,
@@ -222,6 +223,9 @@ class Expressions:
     # Operators
 
     def _binary(self, node: ast.BinOp, scope: Scope) -> Value:
+        counted = window_begin(node)
+        if counted is not None and isinstance(i := self.evaluate(counted, scope), Counter):
+            return Counter(i.value - i.value % 2, i.loop, i.shift - i.value % 2)
         left, right = self.evaluate(node.left, scope), self.evaluate(node.right, scope)
         if isinstance(node.op, ast.Mod) and (isinstance(left, Sum) or _is_whole(left)):
             return Modulo(left, right)

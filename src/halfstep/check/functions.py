@@ -21,6 +21,7 @@ from halfstep.check.values import (
     Grad,
     Mapping,
     Models,
+    Modulo,
     Optimizer,
     Params,
     Partial,
@@ -60,7 +61,7 @@ class Functions:
         last = function.last
         special = getattr(self, f"_call_{last}", None)
         if special is not None:
-            result: Value = special(call)
+            result: Value | None = special(call)
             return result
         if last in OPTIMIZERS:
             return self._new_optimizer(last, call)
@@ -212,7 +213,24 @@ class Functions:
 
     def _call_len(self, call: Call) -> Value:
         value = call.first()
+        if isinstance(value, Sequence) and self._machine.loops.is_window(call.node):
+            return Const(len(value.items))
         return Sum(("new", self._machine.path.fresh()), "len", ("len", value.key), 0)
+
+    def _call_min(self, call: Call) -> Value | None:
+        """``min(accumulate, total - start)``: a whole window is two rounds."""
+        left = [self._machine.loops.lengths.number(v) for v in call.given() if isinstance(v, Sum)]
+        if call.count() == 2 and len(left) == 1 and left[0] is not None:
+            return Const(min(2, left[0]))
+        if any(map(has_training_objects, call.all())):
+            return None
+        return self._machine.unknown(models=NOBODY.union(*(v.models for v in call.all())))
+
+    def _call_divmod(self, call: Call) -> Value:
+        values = call.given()
+        if len(values) != 2 or not isinstance(values[0], (Const, Sum)):
+            return self._machine.unknown()
+        return Sequence([self._machine.unknown(), Modulo(*values)])
 
     def _call_nullcontext(self, call: Call) -> Value:
         return self._machine.unknown()

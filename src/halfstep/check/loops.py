@@ -20,6 +20,7 @@ from halfstep.check.shapes import (
     has_inner_loop,
     is_count,
     windows,
+    windows_of_objects,
 )
 from halfstep.check.values import (
     Const,
@@ -55,7 +56,6 @@ class Loop:
         length: Rounds of the program, where they are known.
         rounds: Rounds that are run, if no part of a window is left over.
         rest: Whether one is left over; ``None`` as long as nobody has asked.
-        windows: Variables that count the micro-batches of a window in it, as they are written.
     """
 
     def __init__(self, node: LoopNode, rounds: int, start: int, length: int | None) -> None:
@@ -65,7 +65,6 @@ class Loop:
         self.length = length
         self.rounds = rounds
         self.rest: bool | None = None
-        self.windows: frozenset[str] = frozenset()
 
     def is_read_whole(self) -> bool:
         """Whether each of its rounds is run."""
@@ -79,6 +78,7 @@ class Loops:
         lengths: What the program asks about them.
         lines: Of the loops that are being run, outermost first.
         active: The same loops.
+        windows: Variables that count the micro-batches of a window, as they are written.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -86,6 +86,7 @@ class Loops:
         self.lengths = Lengths(self)
         self.lines: list[int] = []
         self.active: list[Loop] = []
+        self.windows: frozenset[str] = frozenset()
 
     def run(self, node: LoopNode, scope: Scope) -> bool:
         """Run a loop; whether it came to its end."""
@@ -133,7 +134,8 @@ class Loops:
         if length is not None and length <= max(rounds, MAX_ITEMS if _is_listed(over) else 4):
             rounds = length
         loop = Loop(node, rounds, start, length)
-        loop.windows = windows(node) if acts else frozenset()
+        if counting:
+            self.windows |= windows(node) | windows_of_objects(module)
         if not counting or loop.is_read_whole():
             loop.rest = False
         elif length is not None:
@@ -145,12 +147,17 @@ class Loops:
 
     def fills_window(self, left: ast.expr, value: Value, limit: Value) -> bool:
         """Whether a comparison asks if a window, counted by a variable, is full."""
-        counted = left.left if isinstance(left, ast.BinOp) else left
-        if not isinstance(value, Const) or not isinstance(counted, (ast.Name, ast.Attribute)):
+        if not isinstance(value, Const):
             return False
         if isinstance(limit, Const) and (type(limit.value) is not int or limit.value < 2):
             return False
-        return any(ast.unparse(counted) in loop.windows for loop in self.active if loop.windows)
+        return self.is_window(left.left if isinstance(left, ast.BinOp) else left)
+
+    def is_window(self, node: ast.expr) -> bool:
+        """Whether `node` is a variable that counts the micro-batches of a window, or a list."""
+        if isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Name):
+            node = node.args[0] if node.func.id == "len" else node
+        return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in self.windows
 
     def total(self, loop: Loop) -> int:
         """How many rounds of a loop are run; from now on this is settled."""

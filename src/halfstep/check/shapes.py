@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator
 from typing import TypeGuard
 
@@ -35,28 +36,53 @@ def counts(node: LoopNode, module: Module) -> bool:
     """Whether a condition in a loop counts its rounds: ``(i + 1) % accumulate == 0``."""
     if any(has_modulo(statement, module) for statement in node.body):
         return True
+    if has_inner_loop(node):
+        return False
     names = windows(node)
     tests = (n for s in node.body for n in own_nodes(s) if isinstance(n, ast.If)) if names else ()
-    return any(_mentions(test.test, names) and module.acts(test) for test in tests)
+    if any(_mentions(test.test, names) and module.relevant(test) for test in tests):
+        return True
+    return bool(windows_of_objects(module))
 
 
 def windows(node: LoopNode) -> frozenset[str]:
-    """Variables that a loop counts up and sets to 0 again, in rounds without loops of their own."""
+    """Variables that a loop fills and empties again, in rounds without loops of their own.
+
+    A number is counted up and set to 0, a list is appended to and emptied.
+    """
     if has_inner_loop(node):
         return frozenset()
-    nodes = [inner for statement in node.body for inner in own_nodes(statement)]
-    raised = {
-        ast.unparse(n.target)
-        for n in nodes
-        if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add) and _is_number(n.value, 1)
-    }
-    cleared = {
-        ast.unparse(target)
-        for n in nodes
-        if isinstance(n, ast.Assign) and _is_number(n.value, 0)
-        for target in n.targets
-    }
-    return frozenset(raised & cleared)
+    return _windows([inner for statement in node.body for inner in own_nodes(statement)])
+
+
+def windows_of_objects(module: Module) -> frozenset[str]:
+    """The same among the attributes of objects, whose methods share the work."""
+    if "self." not in module.text or not re.search(r"self\.\w+ \+= 1\b", module.text):
+        return frozenset()
+    nodes = list(ast.walk(module.tree))
+    found = [name for name in _windows(nodes) if name.startswith("self.")]
+    tests = [ast.unparse(n.test) for n in nodes if isinstance(n, ast.If) and module.relevant(n)]
+    return frozenset(name for name in found if any(name in test for test in tests))
+
+
+def _windows(nodes: list[ast.AST]) -> frozenset[str]:
+    filled: set[str] = set()
+    emptied: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            if _is_number(node.value, 1):
+                filled.add(ast.unparse(node.target))
+        elif isinstance(node, ast.Assign):
+            names = [ast.unparse(target) for target in node.targets]
+            if _is_number(node.value, 0) or ast.unparse(node.value) == "[]":
+                emptied.update(names)
+            elif ast.unparse(node.value) == f"{names[0]} + 1":
+                filled.add(names[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = {"append": filled, "clear": emptied}.get(node.func.attr)
+            if owner is not None:
+                owner.add(ast.unparse(node.func.value))
+    return frozenset(filled & emptied)
 
 
 def has_inner_loop(node: LoopNode) -> bool:
@@ -73,24 +99,39 @@ def is_count(test: ast.expr) -> TypeGuard[ast.Compare]:
 
 def asks_for_rest(node: LoopNode, module: Module) -> bool:
     """Whether something outside of a loop asks if it leaves a part of a window over."""
-    names = (
-        {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
-        if isinstance(node, (ast.For, ast.AsyncFor))
-        else set()
-    )
-    inside = set(ast.walk(node))
+    inside = {inner for statement in node.body for inner in ast.walk(statement)}
     outside = [n for n in ast.walk(module.tree) if n not in inside]
+    lengths = {name for n in outside for name in _lengths_in(n)}
+    if not isinstance(node, ast.While):
+        lengths |= {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+    flags = {name for n in inside for name in _flags_in(n)} | windows(node)
     for other in outside:
-        if isinstance(other, ast.Assign) and "len" in called_names(other.value):
-            names |= {ast.unparse(target) for target in other.targets}
-    counted = windows(node)
-    for other in outside:
-        if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Mod):
-            if "len" in called_names(other.left) or _mentions(other.left, names):
-                return True
-        elif isinstance(other, (ast.If, ast.IfExp)) and _mentions(other.test, counted):
+        divided = _divided(other)
+        if divided is not None and (_mentions(divided, lengths) or "len" in called_names(divided)):
+            return True
+        if isinstance(other, (ast.If, ast.IfExp)) and _mentions(other.test, flags):
             return True
     return False
+
+
+def _divided(node: ast.AST) -> ast.expr | None:
+    """What is divided, where the remainder is wanted."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return node.left
+    divides = isinstance(node, ast.Call) and last_name(node.func) == "divmod"
+    return node.args[0] if divides and node.args else None  # type: ignore[attr-defined]
+
+
+def _lengths_in(node: ast.AST) -> list[str]:
+    if not isinstance(node, ast.Assign) or "len" not in called_names(node.value):
+        return []
+    return [ast.unparse(target) for target in node.targets]
+
+
+def _flags_in(node: ast.AST) -> list[str]:
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+        return []
+    return [ast.unparse(target) for target in node.targets]
 
 
 def flushes(whole: ast.BoolOp, part: ast.expr) -> bool:
@@ -108,6 +149,18 @@ def bound_names(node: LoopNode) -> frozenset[str]:
     """Names that a loop sets anew in each round."""
     names = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return frozenset(name.id for name in names)
+
+
+def window_begin(node: ast.BinOp) -> ast.expr | None:
+    """``i`` of ``i // size * size`` and of ``i - i % size``: where the window of `i` begins."""
+    if isinstance(node.op, ast.Mult):
+        for whole, size in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(whole, ast.BinOp) and isinstance(whole.op, ast.FloorDiv):
+                return whole.left if ast.dump(whole.right) == ast.dump(size) else None
+    elif isinstance(node.op, ast.Sub) and isinstance(node.right, ast.BinOp):
+        same = ast.dump(node.right.left) == ast.dump(node.left)
+        return node.left if same and isinstance(node.right.op, ast.Mod) else None
+    return None
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
