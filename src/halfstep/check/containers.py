@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from halfstep.check.arguments import Call
 from halfstep.check.inventory import last_name
-from halfstep.check.values import Const, Mapping, Optimizer, Scaler, Sequence, Value
+from halfstep.check.regions import some
+from halfstep.check.values import Const, Mapping, Optimizer, Params, Scaler, Sequence, Value
 
 if TYPE_CHECKING:
     from halfstep.check.machine import Machine
 
 MAX_ITEMS = 16
+_OF_GRADIENTS = re.compile(r"\.grad\b")
+_Comprehension = ast.ListComp | ast.GeneratorExp | ast.SetComp
+
+
+def picked(value: Value, node: _Comprehension) -> Value:
+    """Parameters of a comprehension: some of them, if it has a condition.
+
+    All that have gradients are all.
+    """
+    conditions = [ast.unparse(test) for part in node.generators for test in part.ifs]
+    conditions = [text for text in conditions if not _OF_GRADIENTS.search(text)]
+    if not conditions or not isinstance(value, Params):
+        return value
+    return Params(some(value.of, " and ".join(conditions)))
 
 
 class Containers:
@@ -48,6 +64,8 @@ class Containers:
             name = last_name(call.node.func.value) or "list"
             self._machine.names.pop(value.id, None)
             self._machine.give_name(value.id, f"{name}[{len(owner.items)}]")
+        if isinstance(value, Params) and self._machine.chosen:
+            value = Params(some(value.of, f"in {ast.unparse(call.node.func)}"))
         owner.items.append(value)
         self._machine.binding.writes += 1
 

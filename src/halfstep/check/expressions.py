@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
+from halfstep.check.containers import picked
 from halfstep.check.inventory import last_name
 from halfstep.check.objects import (
     AVERAGE,
@@ -19,9 +20,9 @@ from halfstep.check.objects import (
     ProjectModule,
     Scope,
 )
+from halfstep.check.regions import AT, NAME, SOME, deeper
 from halfstep.check.shapes import window_begin
 from halfstep.check.values import (
-    NOBODY,
     Average,
     Const,
     Counter,
@@ -132,7 +133,8 @@ class Expressions:
         if isinstance(owner, SkipTest) and name in ("skipped", "updated"):
             return owner
         if isinstance(owner, Optimizer) and name == "param_groups":
-            return Sequence([Mapping({"params": Params(owner.params or NOBODY)})])
+            params = owner.params or frozenset([("optimizer", owner.id)])
+            return Sequence([Mapping({"params": Params(params)})])
         if isinstance(owner, Average) and name == "module":
             self._machine.averages.add(("average", owner.id))
             return Unknown(("average", owner.id), name)
@@ -141,8 +143,10 @@ class Expressions:
         if isinstance(owner, Instance) and name == "__dict__":
             return Mapping(owner.attributes)
         if isinstance(owner, Unknown):
-            root = None if owner.name in _SETTINGS else owner.root
-            return self.used_as(Unknown(("of", owner.key, name), name, owner.models, root))
+            root, path = owner.root, deeper(owner.path, NAME, name)
+            if owner.name in _SETTINGS:
+                root, path = None, ()
+            return self.used_as(Unknown(("of", owner.key, name), name, owner.models, root, path))
         return self._machine.unknown(name, owner.models)
 
     def _member(self, owner: Instance, name: str) -> Value:
@@ -215,7 +219,7 @@ class Expressions:
         if isinstance(value, (Scaler, Optimizer, Schedule, Average)):
             self._machine.give_name(value.id, ast.unparse(target))
         if isinstance(value, Unknown) and value.name != name:
-            fresh = Unknown(value.key, name, value.models, value.root)
+            fresh = Unknown(value.key, name, value.models, value.root, value.path)
             used = self.used_as(fresh)
             return used if used is not fresh or AVERAGE.search(name) else value
         return value
@@ -324,7 +328,9 @@ class Expressions:
         if isinstance(owner, Unknown):
             name = index if isinstance(index, str) else ""
             key = ("at", owner.key, repr(index)) if index is not None else ("new", self.count())
-            return self.used_as(Unknown(key, name, owner.models, owner.root))
+            text = ast.unparse(node.slice)
+            path = deeper(owner.path, AT if index is not None else SOME, text)
+            return self.used_as(Unknown(key, name, owner.models, owner.root, path))
         return self._machine.unknown(models=owner.models)
 
     def count(self) -> int:
@@ -344,7 +350,7 @@ class Expressions:
                 inside = next(self._machine.loops.items(self.evaluate(more.iter, inner), 1), None)
                 if inside is not None:
                     self._machine.binding.bind(more.target, inside, inner)
-            results.append(self.evaluate(node.elt, inner))
+            results.append(picked(self.evaluate(node.elt, inner), node))
         if len(results) != 1:
             return Sequence(results)
         plain = isinstance(results[0], (Unknown, Const, Sequence))
@@ -370,15 +376,17 @@ def _is_whole(value: Value) -> bool:
     return isinstance(value, Const) and type(value.value) is int
 
 
-def _sum(op: ast.operator, left: Value, right: Value, key: Hashable) -> Sum | None:
+def _sum(op: ast.operator, left: Value, right: Value, key: Hashable) -> Value | None:
     """An unknown number and a known one, added."""
     if isinstance(op, ast.Add) and isinstance(left, Const):
         left, right = right, left
-    if not isinstance(op, (ast.Add, ast.Sub)) or not isinstance(left, Unknown) or left.models:
+    if not isinstance(op, (ast.Add, ast.Sub)) or not _is_whole(right):
         return None
-    if not isinstance(right, Const) or type(right.value) is not int:
-        return None
+    assert isinstance(right, Const)
     added = right.value if isinstance(op, ast.Add) else -right.value
+    if isinstance(left, Modulo):
+        return Modulo(left.left, left.right, left.offset + added)
     if isinstance(left, Sum):
         return Sum(key, left.name, left.base, left.offset + added)
-    return Sum(key, left.name, left.key, added)
+    plain = isinstance(left, Unknown) and not left.models
+    return Sum(key, left.name, left.key, added) if plain else None  # type: ignore[attr-defined]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.arguments import Call, Given, has_training_objects
 from halfstep.check.checkpoints import save, saves
 from halfstep.check.explore import Silent
+from halfstep.check.loops import SINGLE
 from halfstep.check.methods import FRAMEWORK, SAME, Methods
 from halfstep.check.module import OPTIMIZERS
 from halfstep.check.objects import Function, Instance, parts_of
+from halfstep.check.regions import some
 from halfstep.check.values import (
     NOBODY,
     Average,
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 # They return their first argument, as far as anything here is concerned.
 _SAME_WORDS = """
     DistributedDataParallel DDP DataParallel compile FullyShardedDataParallel FSDP tqdm trange list
-    tuple iter reversed sorted cycle chain islice set filter convert_sync_batchnorm
+    tuple iter reversed sorted cycle chain islice set convert_sync_batchnorm
     prefetch script fully_shard
 """
 _SAME = SAME | frozenset(_SAME_WORDS.split())
@@ -179,6 +182,8 @@ class Functions:
     def _call_zip(self, call: Call) -> Value:
         values = call.given()
         lengths = [len(v.items) for v in values if isinstance(v, Sequence) and v.items]
+        if any(isinstance(v, SINGLE) for v in values):  # it stands for all of a list
+            lengths = [1]
         if not lengths:
             whole = Repeated(Sequence([self._item(v, 0) for v in values]))
             self._machine.loops.lengths.alias(whole, values)
@@ -191,8 +196,7 @@ class Functions:
             return value.items[index]
         if isinstance(value, Repeated):
             return value.item
-        single = isinstance(value, (Params, Grad, Optimizer, Scaler))
-        return value if single else self._machine.unknown(models=value.models)
+        return value if isinstance(value, SINGLE) else self._machine.unknown(models=value.models)
 
     def _call_enumerate(self, call: Call) -> Value:
         values = call.given()
@@ -226,11 +230,18 @@ class Functions:
             return None
         return self._machine.unknown(models=NOBODY.union(*(v.models for v in call.all())))
 
+    def _call_filter(self, call: Call) -> Value:
+        values = call.given()
+        test = call.node.args[0] if call.node.args else None
+        if isinstance(test, ast.Lambda) and isinstance(values[-1], Params):
+            return Params(some(values[-1].of, ast.unparse(test.body)))
+        return values[-1] if values else self._machine.unknown()
+
     def _call_divmod(self, call: Call) -> Value:
         values = call.given()
         if len(values) != 2 or not isinstance(values[0], (Const, Sum)):
             return self._machine.unknown()
-        return Sequence([self._machine.unknown(), Modulo(*values)])
+        return Sequence([self._machine.unknown(), Modulo(values[0], values[1])])
 
     def _call_nullcontext(self, call: Call) -> Value:
         return self._machine.unknown()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 MAX_ITEMS = 8
-_SINGLE = (Params, Grad, Optimizer, Scaler, Schedule, Instance)  # they stand for all of a list
+SINGLE = (Params, Grad, Optimizer, Scaler, Schedule, Instance)  # they stand for all of a list
 
 
 class Loop:
@@ -190,7 +190,7 @@ class Loops:
         """What a loop goes through; an unknown length counts as `rounds`."""
         if isinstance(over, Sequence) and over.items:
             yield from over.items[:MAX_ITEMS]
-        elif isinstance(over, _SINGLE):
+        elif isinstance(over, SINGLE):
             yield over
         elif isinstance(over, Repeated):
             yield from [over.item] * rounds
@@ -231,4 +231,4 @@ def _length(over: Value | None) -> int | None:
         return over.length
     if isinstance(over, (Sequence, Mapping)) and over.items:
         return min(len(over.items), MAX_ITEMS)
-    return 1 if isinstance(over, _SINGLE) else None
+    return 1 if isinstance(over, SINGLE) else None

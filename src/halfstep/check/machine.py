@@ -20,6 +20,7 @@ from halfstep.check.loops import Loops
 from halfstep.check.module import Module
 from halfstep.check.objects import Class, Function, FunctionNode, Scope
 from halfstep.check.project import Project
+from halfstep.check.regions import roots
 from halfstep.check.repeats import Repeats
 from halfstep.check.shapes import is_abstract, leaves
 from halfstep.check.values import Const, Context, Models, Sequence, Unknown, Value
@@ -108,7 +109,7 @@ class Machine:
             self.fails_in_backward = 0
             raise Raised
         if kind == e.BACKWARD:
-            self.trained |= fields["facts"]["models"] or set()
+            self.trained |= roots(fields["facts"]["models"] or ())
             self.finite_known = False
             self._after_test = False
         elif kind == e.STEP:

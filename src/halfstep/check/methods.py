@@ -11,6 +11,7 @@ from halfstep.check.arguments import Call, has_training_objects, is_infinite
 from halfstep.check.containers import Containers
 from halfstep.check.explore import Silent
 from halfstep.check.objects import AVERAGE, Instance, is_optimizer, parts_of
+from halfstep.check.regions import roots
 from halfstep.check.values import (
     NOBODY,
     Average,
@@ -207,17 +208,17 @@ class Methods:
     def of_unknown(self, owner: Unknown, method: str, call: Call) -> Value | None:
         """A method of something that is known by its use alone: a model, a loss, a framework."""
         if method in ("parameters", "named_parameters", "trainable_parameters"):
-            return Params(frozenset([owner.root]))
+            return Params(frozenset([owner.region]))
         if method == "backward":
             if call.count() and not call.names() & {"retain_graph", "gradient", "create_graph"}:
                 raise Silent  # accelerator.backward(loss): a framework does it
             self._backward(call.node, owner.models, None)
             return self._machine.unknown()
         if method == "zero_grad":
-            self._machine.emit(e.ZERO_GRAD, call.node, facts={"models": frozenset([owner.root])})
+            self._machine.emit(e.ZERO_GRAD, call.node, facts={"models": frozenset([owner.region])})
             return self._machine.unknown()
         if method == "clip_grad_norm_":
-            return self.clip("norm", frozenset([owner.root]), call, limit=0)
+            return self.clip("norm", frozenset([owner.region]), call, limit=0)
         if method == "no_sync" or (method == "__call__" and owner.name == "no_sync"):
             return Context("no_sync", {"chosen": bool(self._machine.chosen)})
         if method == "state_dict":
@@ -255,7 +256,8 @@ class Methods:
         return not self._machine.no_grad and self._has_parameters(owner)
 
     def _has_parameters(self, owner: Unknown) -> bool:
-        if any(of and owner.root in of for of in self._machine.optimizers.values()):
+        owned = self._machine.optimizers.values()
+        if any(of and owner.root in roots(of) for of in owned):
             return True
         module = self._machine.module
         return module is not None and module.is_model(owner.name)

@@ -192,7 +192,7 @@ def parts_of(value: Value) -> Models:
     if isinstance(value, Params):
         return value.of
     if isinstance(value, Unknown):
-        return value.models | frozenset([value.root])
+        return value.models | frozenset([value.region])
     if isinstance(value, Instance):
         inside = value.attributes.values() if value.cls.is_module() else ()
         own = frozenset([value.key])

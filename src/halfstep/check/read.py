@@ -10,7 +10,9 @@ from halfstep.check.inventory import last_name
 from halfstep.check.machine import LoopContinued, LoopLeft, Machine, Returned
 from halfstep.check.module import STRONG, Module
 from halfstep.check.objects import Class, Function, Instance, Scope
+from halfstep.check.owners import owners
 from halfstep.check.project import Project
+from halfstep.check.regions import roots
 from halfstep.check.values import Const, Models, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
@@ -172,7 +174,7 @@ def resolve(events: list[Event], machine: Machine) -> list[Event]:
 
 def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, str]) -> Event:
     if "models" in event.facts:
-        sure, maybe = _owners(event.facts["models"], known)
+        sure, maybe = owners(event.facts["models"], known, event.kind in (e.CLIP, e.EDIT))
         event = event._replace(optimizers=sure, maybe=maybe)
     if event.kind in (e.SCALER, e.LOAD, e.SCALE) and event.scaler:
         variable = names.get(event.scaler, event.scaler).split("#")[0]
@@ -187,20 +189,8 @@ def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, st
 
 def _trains(forward: Event, machine: Machine) -> bool:
     """Whether a forward is one of a model that a backward reaches anywhere on the path."""
-    models = forward.facts["models"] or frozenset()
+    models = roots(forward.facts["models"] or ())
     params = list(machine.optimizers.values())
-    if params and all(params) and not any(of and of & models for of in params):
+    if params and all(params) and not any(of and roots(of) & models for of in params):
         return False
     return bool(machine.trained & models)
-
-
-def _owners(
-    models: Models | None, known: dict[str, Models | None]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if len(known) == 1:
-        return tuple(known), ()
-    sure = tuple(o for o, of in known.items() if models and of and of & models)
-    maybe = tuple(o for o, of in known.items() if not models or not of)
-    if not sure:  # it reaches parameters in a way that was not followed
-        return (), tuple(known)
-    return sure, tuple(o for o in maybe if o not in sure)

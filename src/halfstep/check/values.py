@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+from halfstep.check.regions import Models as Models
+from halfstep.check.regions import Step, region
 from halfstep.rules.events import Place
 
 if TYPE_CHECKING:
     from halfstep.check.loops import Loop
 
-Models = frozenset[Hashable]
 NOBODY: Models = frozenset()
 
 
@@ -83,17 +84,29 @@ class Unknown(Value):
     Attributes:
         name: Last part of how it is written, by which its use elsewhere is found.
         root: The object it belongs to, as ``model`` for ``model.head``.
+        path: How it is reached from there.
     """
 
-    __slots__ = ("_key", "models", "name", "root")
+    __slots__ = ("_key", "models", "name", "path", "root")
 
     def __init__(
-        self, key: Hashable, name: str = "", models: Models = NOBODY, root: Hashable = None
+        self,
+        key: Hashable,
+        name: str = "",
+        models: Models = NOBODY,
+        root: Hashable = None,
+        path: tuple[Step, ...] = (),
     ) -> None:
         self._key = key
         self.name = name
         self.models = models
         self.root = key if root is None else root
+        self.path = path
+
+    @property
+    def region(self) -> Hashable:
+        """Whose parameters it has."""
+        return region(self.root, self.path)
 
     @property
     def key(self) -> Hashable:
@@ -252,17 +265,18 @@ class SkipTest(Value):
 
 
 class Modulo(Value):
-    """``left % right``; every period is read as two."""
+    """``left % right + offset``; every period is read as two."""
 
-    __slots__ = ("left", "right")
+    __slots__ = ("left", "offset", "right")
 
-    def __init__(self, left: Value, right: Value) -> None:
+    def __init__(self, left: Value, right: Value, offset: int = 0) -> None:
         self.left = left
         self.right = right
+        self.offset = offset
 
     @property
     def key(self) -> Hashable:
-        return ("remainder", self.left.key, self.right.key)
+        return ("remainder", self.left.key, self.right.key, self.offset)
 
     @property
     def truth(self) -> bool | None:
