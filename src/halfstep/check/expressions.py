@@ -367,6 +367,8 @@ class Expressions:
             return value.items[index]
         if isinstance(value, Instance) and index < len(value.attributes):  # a named tuple
             return list(value.attributes.values())[index]
+        if isinstance(value, Params) and index:  # after its name
+            return value
         if isinstance(value, Unknown):
             return Unknown(("at", value.key, repr(index)), "", value.models)
         return self._machine.unknown(models=value.models)

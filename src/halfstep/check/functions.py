@@ -11,7 +11,7 @@ from halfstep.check.explore import Silent
 from halfstep.check.loops import SINGLE
 from halfstep.check.methods import FRAMEWORK, SAME, Methods
 from halfstep.check.module import OPTIMIZERS
-from halfstep.check.objects import Function, Instance, parts_of
+from halfstep.check.objects import Function, Instance, parameters_in, parts_of
 from halfstep.check.regions import some
 from halfstep.check.values import (
     NOBODY,
@@ -252,11 +252,11 @@ class Functions:
 
     def _clipped(self, call: Call) -> Models | None:
         value = call.first()
-        return parts_of(value) if isinstance(value, (Params, Sequence, Unknown)) else None
+        return parameters_in(value) if isinstance(value, (Params, Sequence, Unknown)) else None
 
     def _new_optimizer(self, name: str, call: Call) -> Value:
         values = call.all()
-        params = parts_of(values[0]) if values else NOBODY
+        params = parameters_in(values[0]) if values else NOBODY
         optimizer = Optimizer(
             f"{name}@{call.node.lineno}#{self._machine.path.fresh()}", params or None
         )

@@ -11,7 +11,7 @@ from halfstep.check.arguments import Call, has_training_objects, is_infinite
 from halfstep.check.containers import Containers
 from halfstep.check.explore import Silent
 from halfstep.check.objects import AVERAGE, Instance, is_optimizer, parts_of
-from halfstep.check.regions import roots
+from halfstep.check.regions import roots, some
 from halfstep.check.values import (
     NOBODY,
     Average,
@@ -209,6 +209,9 @@ class Methods:
         """A method of something that is known by its use alone: a model, a loss, a framework."""
         if method in ("parameters", "named_parameters", "trainable_parameters"):
             return Params(frozenset([owner.region]))
+        if "param" in method.lower() and not method.startswith("set"):
+            call.evaluate_all()
+            return Params(some([owner.region], ast.unparse(call.node).partition(".")[2]))
         if method == "backward":
             if call.count() and not call.names() & {"retain_graph", "gradient", "create_graph"}:
                 raise Silent  # accelerator.backward(loss): a framework does it

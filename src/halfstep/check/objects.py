@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeGuard
 
 from halfstep.check.module import OPTIMIZERS
+from halfstep.check.regions import some
 from halfstep.check.values import (
     NOBODY,
     External,
@@ -185,6 +186,16 @@ class ProjectModule(Value):
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
+
+
+def parameters_in(value: Value) -> Models:
+    """Regions whose parameters `value` has: what an optimizer is made with, or a clip is given."""
+    if isinstance(value, Unknown):
+        return some(value.models, repr(value.key)) | frozenset([value.region])
+    if isinstance(value, (Sequence, Mapping)):
+        items = value.items if isinstance(value, Sequence) else value.items.values()
+        return NOBODY.union(*map(parameters_in, items))
+    return parts_of(value)
 
 
 def parts_of(value: Value) -> Models:

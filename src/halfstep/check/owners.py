@@ -22,6 +22,9 @@ def owners(
     """
     if len(known) == 1:
         return tuple(known), ()
+    same = tuple(o for o, of in known.items() if of and of == models)
+    if given and same:
+        return same, ()
     answers = {(one, o): _has(one, o, known) for one in models or () for o in known}
     sure = {o for (_, o), answer in answers.items() if answer}
     maybe = {o for (_, o), answer in answers.items() if answer is None and not sure}
