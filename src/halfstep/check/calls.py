@@ -11,6 +11,7 @@ from halfstep.check.methods import Methods
 from halfstep.check.objects import Class, Function, Instance, Parent, Scope, parts_of
 from halfstep.check.values import (
     NOBODY,
+    Carried,
     External,
     Grad,
     Models,
@@ -151,4 +152,7 @@ class Calls:
             scaler = scalers[0] if scalers else None
             self._machine.emit(e.OPAQUE, call.node, scaler=scaler, optimizers=optimizers)
         models = NOBODY.union(*(v.models for v in values))
+        scaled = [p for p in inside if isinstance(p, Scaled)]
+        if scaled and isinstance(owner, External) and owner.name.endswith("autograd.grad"):
+            return Carried(scaled[0].scaler)
         return self._machine.unknown(models=models)

@@ -7,10 +7,11 @@ import operator
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from halfstep.check.counting import Modulo
 from halfstep.check.inventory import last_name
 from halfstep.check.objects import Scope
 from halfstep.check.shapes import flushes
-from halfstep.check.values import NOBODY, Const, Modulo, ScaleRead, SkipTest, Unknown, Value
+from halfstep.check.values import NOBODY, Const, ScaleRead, SkipTest, Unknown, Value
 from halfstep.rules import events as e
 
 if TYPE_CHECKING:

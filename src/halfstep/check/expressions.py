@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
+from halfstep.check.carried import combined
 from halfstep.check.containers import picked
+from halfstep.check.counting import Counter, Modulo, Sum, added, is_whole
 from halfstep.check.inventory import last_name
 from halfstep.check.objects import (
     AVERAGE,
@@ -20,16 +22,15 @@ from halfstep.check.objects import (
     ProjectModule,
     Scope,
 )
-from halfstep.check.regions import AT, NAME, SOME, deeper
+from halfstep.check.regions import AT, NAME, SOME, deeper, roots
 from halfstep.check.shapes import window_begin
 from halfstep.check.values import (
     Average,
+    Carried,
     Const,
-    Counter,
     External,
     Grad,
     Mapping,
-    Modulo,
     Optimizer,
     Params,
     Repeated,
@@ -40,7 +41,6 @@ from halfstep.check.values import (
     Sequence,
     SkipTest,
     State,
-    Sum,
     Unknown,
     Value,
 )
@@ -142,12 +142,23 @@ class Expressions:
             return owner.items[name]
         if isinstance(owner, Instance) and name == "__dict__":
             return Mapping(owner.attributes)
+        if isinstance(owner, Unknown) and name == "grad" and self._carries(owner):
+            assert self._machine.carrying is not None
+            return Carried(self._machine.carrying)
         if isinstance(owner, Unknown):
             root, path = owner.root, deeper(owner.path, NAME, name)
             if owner.name in _SETTINGS:
                 root, path = None, ()
             return self.used_as(Unknown(("of", owner.key, name), name, owner.models, root, path))
         return self._machine.unknown(name, owner.models)
+
+    def _carries(self, owner: Unknown) -> bool:
+        """Whether the gradient of something that is no model carries a scale."""
+        owned = (roots(of) for of in self._machine.optimizers.values() if of)
+        module = self._machine.module
+        if self._machine.carrying is None or module is None or module.is_model(owner.name):
+            return False
+        return not any(owner.root in of for of in owned)
 
     def _member(self, owner: Instance, name: str) -> Value:
         if name in owner.attributes:
@@ -231,7 +242,7 @@ class Expressions:
         if counted is not None and isinstance(i := self.evaluate(counted, scope), Counter):
             return Counter(i.value - i.value % 2, i.loop, i.shift - i.value % 2)
         left, right = self.evaluate(node.left, scope), self.evaluate(node.right, scope)
-        if isinstance(node.op, ast.Mod) and (isinstance(left, Sum) or _is_whole(left)):
+        if isinstance(node.op, ast.Mod) and (isinstance(left, Sum) or is_whole(left)):
             return Modulo(left, right)
         if isinstance(left, Const) and isinstance(right, Const):
             return self._folded(node.op, left, right)
@@ -243,13 +254,15 @@ class Expressions:
             if isinstance(side, ScaleRead):
                 turned = isinstance(node.op, ast.Div) and side is right
                 return ScaleRead(side.scaler, side.inverse is not turned)
+        if (made := combined(node.op, left, right)) is not None:
+            return made
         if isinstance(node.op, ast.Add) and isinstance(left, (Sequence, Params)):
             return Sequence([left, right])
-        combined = (type(node.op), left.key, right.key)
-        if combined not in self._combined:  # the same operation on the same values is the same
-            self._combined[combined] = ("new", self.count())
-        key = self._combined[combined]
-        return _sum(node.op, left, right, key) or Unknown(key, "", left.models | right.models)
+        pair = (type(node.op), left.key, right.key)
+        if pair not in self._combined:  # the same operation on the same values is the same
+            self._combined[pair] = ("new", self.count())
+        key = self._combined[pair]
+        return added(node.op, left, right, key) or Unknown(key, "", left.models | right.models)
 
     def _folded(self, op: ast.operator, left: Const, right: Const) -> Value:
         try:
@@ -323,7 +336,7 @@ class Expressions:
             return owner.items[index]
         if isinstance(owner, Sequence) and isinstance(index, int) and owner.items:
             return owner.items[index] if -len(owner.items) <= index < len(owner.items) else owner
-        if isinstance(owner, (Params, Grad, Scaled)):
+        if isinstance(owner, (Params, Grad, Scaled, Carried)):
             return owner
         if isinstance(owner, Unknown):
             name = index if isinstance(index, str) else ""
@@ -367,28 +380,8 @@ class Expressions:
             return value.items[index]
         if isinstance(value, Instance) and index < len(value.attributes):  # a named tuple
             return list(value.attributes.values())[index]
-        if isinstance(value, Params) and index:  # after its name
+        if isinstance(value, Carried) or (isinstance(value, Params) and index):  # after its name
             return value
         if isinstance(value, Unknown):
             return Unknown(("at", value.key, repr(index)), "", value.models)
         return self._machine.unknown(models=value.models)
-
-
-def _is_whole(value: Value) -> bool:
-    return isinstance(value, Const) and type(value.value) is int
-
-
-def _sum(op: ast.operator, left: Value, right: Value, key: Hashable) -> Value | None:
-    """An unknown number and a known one, added."""
-    if isinstance(op, ast.Add) and isinstance(left, Const):
-        left, right = right, left
-    if not isinstance(op, (ast.Add, ast.Sub)) or not _is_whole(right):
-        return None
-    assert isinstance(right, Const)
-    added = right.value if isinstance(op, ast.Add) else -right.value
-    if isinstance(left, Modulo):
-        return Modulo(left.left, left.right, left.offset + added)
-    if isinstance(left, Sum):
-        return Sum(key, left.name, left.base, left.offset + added)
-    plain = isinstance(left, Unknown) and not left.models
-    return Sum(key, left.name, left.key, added) if plain else None  # type: ignore[attr-defined]

@@ -6,7 +6,9 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.arguments import Call, Given, has_training_objects
+from halfstep.check.carried import keeps_scale, product
 from halfstep.check.checkpoints import save, saves
+from halfstep.check.counting import Counted, Modulo, Sum
 from halfstep.check.explore import Silent
 from halfstep.check.loops import SINGLE
 from halfstep.check.methods import FRAMEWORK, SAME, Methods
@@ -16,15 +18,14 @@ from halfstep.check.regions import some
 from halfstep.check.values import (
     NOBODY,
     Average,
+    Carried,
     Cleaned,
     Const,
     Context,
-    Counted,
     External,
     Grad,
     Mapping,
     Models,
-    Modulo,
     Optimizer,
     Params,
     Partial,
@@ -32,7 +33,6 @@ from halfstep.check.values import (
     Scaler,
     Schedule,
     Sequence,
-    Sum,
     Unknown,
     Value,
 )
@@ -82,6 +82,11 @@ class Functions:
         if saves(function.name, last):
             save(self._machine, call)
         values = call.all()
+        made = product(values) if function.name.startswith("torch.") else None
+        if made is not None and function.name.endswith("autograd.backward"):
+            return self._methods.backward_from(call)
+        if made is not None and keeps_scale(last):
+            return made
         if any(has_training_objects(v) for v in values):
             return None
         return self._result(function, values)
@@ -196,7 +201,11 @@ class Functions:
             return value.items[index]
         if isinstance(value, Repeated):
             return value.item
-        return value if isinstance(value, SINGLE) else self._machine.unknown(models=value.models)
+        return (
+            value
+            if isinstance(value, (*SINGLE, Carried))
+            else self._machine.unknown(models=value.models)
+        )
 
     def _call_enumerate(self, call: Call) -> Value:
         values = call.given()

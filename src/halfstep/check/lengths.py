@@ -13,16 +13,8 @@ import re
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from halfstep.check.values import (
-    Const,
-    Counted,
-    Counter,
-    Modulo,
-    Sequence,
-    Sum,
-    Unknown,
-    Value,
-)
+from halfstep.check.counting import Counted, Counter, Modulo, Sum
+from halfstep.check.values import Const, Sequence, Unknown, Value
 
 if TYPE_CHECKING:
     from halfstep.check.loops import Loop, Loops

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
+from halfstep.check.counting import Counted, Counter
 from halfstep.check.lengths import Lengths
 from halfstep.check.objects import Instance, Scope
 from halfstep.check.shapes import (
@@ -23,9 +24,8 @@ from halfstep.check.shapes import (
     windows_of_objects,
 )
 from halfstep.check.values import (
+    Carried,
     Const,
-    Counted,
-    Counter,
     Grad,
     Mapping,
     Optimizer,
@@ -192,8 +192,8 @@ class Loops:
             yield from over.items[:MAX_ITEMS]
         elif isinstance(over, SINGLE):
             yield over
-        elif isinstance(over, Repeated):
-            yield from [over.item] * rounds
+        elif isinstance(over, (Repeated, Carried)):
+            yield from [over.item if isinstance(over, Repeated) else over] * rounds
         elif isinstance(over, Mapping):
             yield from (Const(key) for key in list(over.items)[:MAX_ITEMS])
         elif isinstance(over, Counted):

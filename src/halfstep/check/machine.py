@@ -23,7 +23,7 @@ from halfstep.check.project import Project
 from halfstep.check.regions import roots
 from halfstep.check.repeats import Repeats
 from halfstep.check.shapes import is_abstract, leaves
-from halfstep.check.values import Const, Context, Models, Sequence, Unknown, Value
+from halfstep.check.values import Const, Context, Models, Scaler, Sequence, Unknown, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
 
@@ -72,6 +72,7 @@ class Machine:
         self.guarded = 0  # depth of branches under such a test
         self._after_test = False  # the other branch of such a test has left
         self.optimizers: dict[str, Models | None] = {}
+        self.carrying: Scaler | None = None  # whose scale the last backward had
         self.trained: set[Hashable] = set()  # modules that a backward has reached
         self.averages: set[Hashable] = set()  # moving averages of modules
         self.names: dict[str, str] = {}  # provisional name of an object to that of its variable

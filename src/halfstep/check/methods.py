@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check import gradients
 from halfstep.check.arguments import Call, has_training_objects, is_infinite
+from halfstep.check.carried import keeps_scale, product
 from halfstep.check.containers import Containers
 from halfstep.check.explore import Silent
 from halfstep.check.objects import AVERAGE, Instance, is_optimizer, parts_of
@@ -15,6 +17,7 @@ from halfstep.check.regions import roots, some
 from halfstep.check.values import (
     NOBODY,
     Average,
+    Carried,
     Cleaned,
     Const,
     Context,
@@ -41,6 +44,11 @@ if TYPE_CHECKING:
 # Methods that return what they are called on, as far as anything here is concerned.
 _SAME_WORDS = "to cuda cpu train eval half float bfloat16 double requires_grad_"
 SAME = frozenset(_SAME_WORDS.split())
+# Parts of a model by a method of its own: ``model.head_parameters()``.
+_GIVES_PARAMETERS = re.compile(
+    r"^(?!(update|set|reset|load|init|register|num|count|freeze|unfreeze|print|log|sync|copy)_)"
+    r"(\w+_)?param(s|eters|_groups|eter_groups)(_\w+)?$"
+)
 # Whoever calls these leaves the training step to a framework.
 FRAMEWORK = frozenset(["scale_loss", "manual_backward"])
 
@@ -59,6 +67,7 @@ class Methods:
             Scaled: self._of_scaled,
             Grad: self._of_gradient,
             Params: self._of_parameters,
+            Carried: self._of_carried,
             Unknown: self.of_unknown,
             Cleaned: self._of_gradient,
             Sequence: containers.of_sequence,
@@ -179,13 +188,28 @@ class Methods:
     def _of_scaled(self, loss: Scaled, method: str, call: Call) -> Value | None:
         call.evaluate_all()
         if method == "backward":
-            self._backward(call.node, loss.models, loss.scaler.id)
+            self._backward(call.node, loss.models, loss.scaler)
             return self._machine.unknown()
         return self._machine.unknown() if method in ("item", "tolist") else loss
 
-    def _backward(self, node: ast.AST, models: Models, scaler: str | None) -> None:
+    def _of_carried(self, gradient: Carried, method: str, call: Call) -> Value | None:
+        call.evaluate_all()
+        return gradient if keeps_scale(method) else self._machine.unknown()
+
+    def _backward(self, node: ast.AST, models: Models, scaler: Scaler | None) -> None:
         facts = {"models": models or None}
-        self._machine.emit(e.BACKWARD, node, scaler=scaler, facts=facts)
+        self._machine.carrying = scaler
+        name = scaler.id if scaler is not None else None
+        self._machine.emit(e.BACKWARD, node, scaler=name, facts=facts)
+
+    def backward_from(self, call: Call, owner: Value | None = None) -> Value | None:
+        """``tensor.backward(gradient)`` with a gradient that carries a scale."""
+        made = product(call.all())
+        if not isinstance(made, (Carried, Scaled)):
+            return None
+        models = NOBODY.union(*(v.models for v in (owner, *call.all()) if v is not None))
+        self._backward(call.node, models, made.scaler)
+        return self._machine.unknown()
 
     def _of_gradient(self, gradient: Grad, method: str, call: Call) -> Value | None:
         arguments = call.given()
@@ -209,10 +233,12 @@ class Methods:
         """A method of something that is known by its use alone: a model, a loss, a framework."""
         if method in ("parameters", "named_parameters", "trainable_parameters"):
             return Params(frozenset([owner.region]))
-        if "param" in method.lower() and not method.startswith("set"):
+        if _GIVES_PARAMETERS.search(method):
             call.evaluate_all()
             return Params(some([owner.region], ast.unparse(call.node).partition(".")[2]))
         if method == "backward":
+            if (result := self.backward_from(call, owner)) is not None:
+                return result
             if call.count() and not call.names() & {"retain_graph", "gradient", "create_graph"}:
                 raise Silent  # accelerator.backward(loss): a framework does it
             self._backward(call.node, owner.models, None)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
+from halfstep.check.counting import Counted
 from halfstep.check.objects import Class, Function, Instance
 from halfstep.check.values import (
     NOBODY,
     Const,
-    Counted,
     External,
     Mapping,
     Params,

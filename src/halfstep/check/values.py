@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from halfstep.check.regions import Models as Models
 from halfstep.check.regions import Step, region
 from halfstep.rules.events import Place
-
-if TYPE_CHECKING:
-    from halfstep.check.loops import Loop
 
 NOBODY: Models = frozenset()
 
@@ -62,22 +59,6 @@ class Const(Value):
         return bool(self.value)
 
 
-class Counter(Const):
-    """The number of a round, counted by its loop.
-
-    Attributes:
-        loop: The loop.
-        shift: What was added to it.
-    """
-
-    __slots__ = ("loop", "shift")
-
-    def __init__(self, value: int, loop: Loop, shift: int) -> None:
-        super().__init__(value)
-        self.loop = loop
-        self.shift = shift
-
-
 class Unknown(Value):
     """Something that was not looked into: an argument, an attribute, the result of a call.
 
@@ -115,22 +96,6 @@ class Unknown(Value):
     @property
     def truth(self) -> bool | None:
         return None
-
-
-class Sum(Unknown):
-    """An unknown number and a known one: ``len(loader) - 1``.
-
-    Attributes:
-        base: The key of the unknown one.
-        offset: The known one.
-    """
-
-    __slots__ = ("base", "offset")
-
-    def __init__(self, key: Hashable, name: str, base: Hashable, offset: int) -> None:
-        super().__init__(key, name)
-        self.base = base
-        self.offset = offset
 
 
 class External(Value):
@@ -231,6 +196,19 @@ class Scaled(Value):
         self.models = models
 
 
+class Carried(Value):
+    """A gradient that is no parameter's and carries a scale: of a representation, kept by hand."""
+
+    __slots__ = ("scaler",)
+
+    def __init__(self, scaler: Scaler) -> None:
+        self.scaler = scaler
+
+    @property
+    def truth(self) -> bool | None:
+        return None
+
+
 class ScaleRead(Value):
     """A scale as a number; `inverse` after a division by it."""
 
@@ -258,25 +236,6 @@ class SkipTest(Value):
         self.operator = operator
         self.num_steps = num_steps
         self.scales = scales
-
-    @property
-    def truth(self) -> bool | None:
-        return None
-
-
-class Modulo(Value):
-    """``left % right + offset``; every period is read as two."""
-
-    __slots__ = ("left", "offset", "right")
-
-    def __init__(self, left: Value, right: Value, offset: int = 0) -> None:
-        self.left = left
-        self.right = right
-        self.offset = offset
-
-    @property
-    def key(self) -> Hashable:
-        return ("remainder", self.left.key, self.right.key, self.offset)
 
     @property
     def truth(self) -> bool | None:
@@ -331,31 +290,6 @@ class Repeated(Value):
     def models(self) -> Models:  # type: ignore[override]
         """Of its items."""
         return self.item.models
-
-
-class Counted(Value):
-    """``range(n)`` or ``enumerate(over)``.
-
-    Attributes:
-        over: What is counted; ``None`` for a range.
-        start: The first number.
-        length: Of the range, if it is known.
-        bound: Where the range ends, if that is not known.
-    """
-
-    __slots__ = ("bound", "length", "over", "start")
-
-    def __init__(
-        self,
-        over: Value | None,
-        start: int = 0,
-        length: int | None = None,
-        bound: Value | None = None,
-    ) -> None:
-        self.over = over
-        self.start = start
-        self.length = length
-        self.bound = bound
 
 
 class Cleaned(Grad):
