@@ -5,11 +5,23 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfstep.rules.branches import excludes, known_at
 from halfstep.rules.evidence import is_benchmark
 from halfstep.rules.examples import SETUP
+from halfstep.rules.hand_scaling import is_scaled_by_hand
 from halfstep.rules.rule import Hit, SourceRule
 from halfstep.rules.source import Autocast, Source
-from halfstep.rules.syntax import body_of, calls_in, dotted, inside, last, reads, receiver, targets
+from halfstep.rules.syntax import (
+    argument,
+    body_of,
+    calls_in,
+    dotted,
+    inside,
+    last,
+    reads,
+    receiver,
+    targets,
+)
 
 # Whoever of these is at work may scale the loss where this file does not show it.
 _OTHERS = ("scaler", "scale_loss", "accelerat", "deepspeed", "fabric", "lightning", "apex")
@@ -70,13 +82,24 @@ def _backwards(source: Source, autocast: Autocast) -> Iterator[Hit]:
     maker = function.name if returns and not isinstance(function, ast.Module) else ""
     for call in source.nodes(ast.Call):
         loss = receiver(call)
-        if last(call) != "backward" or loss is None:
+        if last(call) != "backward" or loss is None or is_scaled_by_hand(source, loss):
+            continue
+        if _is_off(source, autocast, call):
             continue
         here = source.function(call) is function and call.lineno >= autocast.node.lineno
         if (here and any(reads(loss, name) for name in losses)) or (
             maker and _comes_from(source, loss, maker)
         ):
             yield Hit(source.place(call), (source.place(autocast.node), "FP16 autocast"))
+
+
+def _is_off(source: Source, autocast: Autocast, call: ast.Call) -> bool:
+    """Whether the autocast is only enabled where this backward does not run."""
+    node = autocast.node
+    flag = argument(node, None, "enabled") if isinstance(node, ast.Call) else None
+    if isinstance(flag, ast.Name) and len(values := source.assigned(flag.id, node)) == 1:
+        flag = values[0]
+    return flag is not None and excludes(known_at(source, call), flag)
 
 
 def _made_from(source: Source, autocast: Autocast) -> set[str]:
