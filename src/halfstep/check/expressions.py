@@ -130,7 +130,9 @@ class Expressions:
             return owner
         if isinstance(owner, Scaler) and name == "last_outcome":  # of halfstep's own scaler
             return SkipTest(owner, name, self._machine.num_steps)
-        if isinstance(owner, SkipTest) and name in ("skipped", "updated"):
+        if isinstance(owner, Scaler) and name == "_per_optimizer_states":
+            return self._machine.skips.found(owner)
+        if isinstance(owner, SkipTest):
             return owner
         if isinstance(owner, Optimizer) and name == "param_groups":
             params = owner.params or frozenset([("optimizer", owner.id)])
@@ -280,9 +282,7 @@ class Expressions:
         if isinstance(node.op, ast.Not):
             value = self._conditions.plain(value)
             if isinstance(value, SkipTest):
-                return SkipTest(
-                    value.scaler, f"not {value.operator}", value.num_steps, value.scales
-                )
+                return value.denied()
             truth = value.truth
             return Const(not truth) if truth is not None else Unknown(("not", value.key))
         if isinstance(node.op, ast.USub) and isinstance(value, Const):
@@ -336,8 +336,10 @@ class Expressions:
             return owner.items[index]
         if isinstance(owner, Sequence) and isinstance(index, int) and owner.items:
             return owner.items[index] if -len(owner.items) <= index < len(owner.items) else owner
-        if isinstance(owner, (Params, Grad, Scaled, Carried)):
+        if isinstance(owner, (Params, Grad, Scaled, Carried, SkipTest)):
             return owner
+        if isinstance(owner, State) and owner.kind == "scaler" and index == "scale":
+            return ScaleRead(Scaler(owner.owner))
         if isinstance(owner, Unknown):
             name = index if isinstance(index, str) else ""
             key = ("at", owner.key, repr(index)) if index is not None else ("new", self.count())

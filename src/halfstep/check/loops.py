@@ -34,6 +34,7 @@ from halfstep.check.values import (
     Scaler,
     Schedule,
     Sequence,
+    SkipTest,
     Unknown,
     Value,
 )
@@ -43,7 +44,15 @@ if TYPE_CHECKING:
 
 
 MAX_ITEMS = 8
-SINGLE = (Params, Grad, Optimizer, Scaler, Schedule, Instance)  # they stand for all of a list
+SINGLE = (
+    Params,
+    Grad,
+    Optimizer,
+    Scaler,
+    Schedule,
+    Instance,
+    SkipTest,
+)  # they stand for all of a list
 
 
 class Loop:

@@ -23,6 +23,7 @@ from halfstep.check.project import Project
 from halfstep.check.regions import roots
 from halfstep.check.repeats import Repeats
 from halfstep.check.shapes import is_abstract, leaves
+from halfstep.check.skips import Skips
 from halfstep.check.values import Const, Context, Models, Scaler, Sequence, Unknown, Value
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
@@ -81,6 +82,7 @@ class Machine:
         self.binding = Binding(self)
         self.imports = Imports(self)
         self.repeats = Repeats(self)
+        self.skips = Skips(self)
         self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
             ast.Expr: self._expr,
             ast.Assign: self._assign,
@@ -112,6 +114,7 @@ class Machine:
         if kind == e.BACKWARD:
             self.trained |= roots(fields["facts"]["models"] or ())
             self.finite_known = False
+            self.skips.note_backward()
             self._after_test = False
         elif kind == e.STEP:
             self.num_steps += 1

@@ -25,6 +25,7 @@ from halfstep.check.values import (
     Grad,
     Mapping,
     Models,
+    Norm,
     Optimizer,
     Params,
     Scaled,
@@ -32,6 +33,7 @@ from halfstep.check.values import (
     ScaleRead,
     Schedule,
     Sequence,
+    SkipTest,
     State,
     Unknown,
     Value,
@@ -68,6 +70,8 @@ class Methods:
             Grad: self._of_gradient,
             Params: self._of_parameters,
             Carried: self._of_carried,
+            Norm: self._of_norm,
+            SkipTest: self._of_norm,
             Unknown: self.of_unknown,
             Cleaned: self._of_gradient,
             Sequence: containers.of_sequence,
@@ -88,6 +92,8 @@ class Methods:
         if method == "get_scale":
             self._machine.emit(e.READ_SCALE, call.node, scaler=scaler.id)
             return ScaleRead(scaler)
+        if method in ("_found_inf_per_device", "_check_inf_per_device"):
+            return self._machine.skips.found(scaler)
         if method == "is_enabled":
             return Const(scaler.enabled)
         if method in ("unscale_", "step"):
@@ -195,6 +201,13 @@ class Methods:
     def _of_carried(self, gradient: Carried, method: str, call: Call) -> Value | None:
         call.evaluate_all()
         return gradient if keeps_scale(method) else self._machine.unknown()
+
+    def _of_norm(self, norm: Norm | SkipTest, method: str, call: Call) -> Value | None:
+        result = self._machine.skips.of_call(method, [norm])
+        if result is not None or isinstance(norm, SkipTest):
+            call.evaluate_all()
+            return result or norm
+        return self.of_unknown(norm, method, call)
 
     def _backward(self, node: ast.AST, models: Models, scaler: Scaler | None) -> None:
         facts = {"models": models or None}
@@ -324,4 +337,4 @@ class Methods:
         if is_infinite(call, limit):
             facts["max_norm"] = float("inf")
         self._machine.emit(e.CLIP, call.node, facts=facts)
-        return self._machine.unknown("norm")
+        return Norm(("new", self._machine.path.fresh()), "norm")

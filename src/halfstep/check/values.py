@@ -225,21 +225,40 @@ class SkipTest(Value):
     Attributes:
         num_steps: Steps before it was made: a later step is not what it speaks of.
         scales: Whether both sides are the scale.
+        window: Backward passes before it, where it was made ahead of the step that it speaks of:
+            of the gradients, which decide whether that step is skipped.
     """
 
-    __slots__ = ("num_steps", "operator", "scaler", "scales")
+    __slots__ = ("num_steps", "operator", "scaler", "scales", "window")
 
     def __init__(
-        self, scaler: Scaler | None, operator: str, num_steps: int, scales: bool = False
+        self,
+        scaler: Scaler | None,
+        operator: str,
+        num_steps: int,
+        scales: bool = False,
+        window: int | None = None,
     ) -> None:
         self.scaler = scaler
         self.operator = operator
         self.num_steps = num_steps
         self.scales = scales
+        self.window = window
+
+    def denied(self) -> SkipTest:
+        """Its contrary."""
+        name = f"not {self.operator}"
+        return SkipTest(self.scaler, name, self.num_steps, self.scales, self.window)
 
     @property
     def truth(self) -> bool | None:
         return None
+
+
+class Norm(Unknown):
+    """What a clip measures: not finite where the step is skipped."""
+
+    __slots__ = ()
 
 
 class Context(Value):
