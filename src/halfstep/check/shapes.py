@@ -103,7 +103,10 @@ def asks_for_rest(node: LoopNode, module: Module) -> bool:
     outside = [n for n in ast.walk(module.tree) if n not in inside]
     lengths = {name for n in outside for name in _lengths_in(n)}
     if not isinstance(node, ast.While):
-        lengths |= {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+        near = set(ast.walk(_function_around(node, module)))
+        numbers = frozenset(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
+        if any((d := _divided(n)) is not None and _mentions(d, numbers) for n in near - inside):
+            return True
     flags = {name for n in inside for name in _flags_in(n)} | windows(node)
     for other in outside:
         divided = _divided(other)
@@ -112,6 +115,16 @@ def asks_for_rest(node: LoopNode, module: Module) -> bool:
         if isinstance(other, (ast.If, ast.IfExp)) and _mentions(other.test, flags):
             return True
     return False
+
+
+def _function_around(node: LoopNode, module: Module) -> ast.AST:
+    """The function that a loop stands in, or the file."""
+    found: ast.AST = module.tree
+    for definition in ast.walk(module.tree):
+        if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            end = definition.end_lineno or definition.lineno
+            found = definition if definition.lineno <= node.lineno <= end else found
+    return found
 
 
 def _divided(node: ast.AST) -> ast.expr | None:
