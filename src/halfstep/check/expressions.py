@@ -88,6 +88,7 @@ class Expressions:
             ast.GeneratorExp: self._comprehension,
             ast.SetComp: self._comprehension,
             ast.NamedExpr: self._named,
+            ast.Yield: lambda node, scope: machine.blocks.yielded(node, scope),
             ast.Starred: lambda node, scope: self.evaluate(node.value, scope),
             ast.Await: lambda node, scope: self.evaluate(node.value, scope),
         }

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from halfstep.check.evaluate import Evaluator
 from halfstep.check.module import Module
 from halfstep.check.scopes import Scopes
+from halfstep.check.shapes import is_manager
 from halfstep.rules.events import Place
 from halfstep.rules.source import UNKNOWN, Autocast, FunctionNode, Node, ScalerMade
-from halfstep.rules.syntax import argument, calls_in, dotted, last
+from halfstep.rules.syntax import argument, calls_in, dotted, inside, last
 
 _UNKNOWN = frozenset([UNKNOWN])
 _TORCH = {
@@ -192,6 +193,8 @@ class Facts:
                 return self._made(inner, _TORCH[self.resolve(node.args[0]) or ""], body)
             if depth and (found := self._behind(node.func, body, depth)):
                 return found
+            if depth and (found := self._managed(node, body, depth)):
+                return found
             if "autocast" in name.lower():  # a framework's, or one of the project
                 return Autocast(node, _UNKNOWN, _UNKNOWN, None, name, body)
             return None
@@ -208,6 +211,22 @@ class Facts:
         choices = [self._context(value, body, depth - 1) for value in values]
         found = next((choice for choice in choices if choice), None)
         return found._replace(enabled=None) if found and len(values) > 1 else found
+
+    def _managed(self, call: ast.Call, body: list[ast.stmt], depth: int) -> Autocast | None:
+        """The autocast in which a generator of the file yields, as a context manager."""
+        named = [f for f in self.functions() if getattr(f, "name", "") == last(call)]
+        if len(named) != 1 or isinstance(named[0], ast.Module) or not is_manager(named[0]):
+            return None
+        blocks = [n for n in inside(named[0].body) if isinstance(n, (ast.With, ast.AsyncWith))]
+        choices = [
+            self._context(item.context_expr, body, depth - 1)
+            for block in blocks
+            if any(isinstance(n, ast.Yield) for n in inside(block.body))
+            for item in block.items
+        ]
+        found = next((choice for choice in choices if choice), None)
+        plain = sum(isinstance(n, ast.Yield) for n in inside(named[0].body)) == 1
+        return found if plain or found is None else found._replace(enabled=None)
 
     def _made(self, call: ast.Call, device: str | None, body: list[ast.stmt]) -> Autocast:
         devices = frozenset([device] if device else [])

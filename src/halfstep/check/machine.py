@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from halfstep.check.binding import Binding
+from halfstep.check.blocks import Blocks, Manager
 from halfstep.check.conditions import Conditions
 from halfstep.check.explore import Path, Raised
 from halfstep.check.expressions import Expressions
@@ -22,7 +23,7 @@ from halfstep.check.objects import Class, Function, FunctionNode, Scope
 from halfstep.check.project import Project
 from halfstep.check.regions import roots
 from halfstep.check.repeats import Repeats
-from halfstep.check.shapes import is_abstract, leaves
+from halfstep.check.shapes import is_abstract, is_manager, leaves
 from halfstep.check.skips import Skips
 from halfstep.check.values import Const, Context, Models, Scaler, Sequence, Unknown, Value
 from halfstep.rules import events as e
@@ -56,6 +57,8 @@ class Machine:
         covered: Every function that any path has entered is added here.
     """
 
+    LEAVES = (Returned, LoopLeft, LoopContinued, Raised)
+
     def __init__(self, project: Project, path: Path, covered: set[int]) -> None:
         self.project = project
         self.path = path
@@ -83,6 +86,7 @@ class Machine:
         self.imports = Imports(self)
         self.repeats = Repeats(self)
         self.skips = Skips(self)
+        self.blocks = Blocks(self)
         self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
             ast.Expr: self._expr,
             ast.Assign: self._assign,
@@ -92,8 +96,8 @@ class Machine:
             ast.For: self._loop,
             ast.AsyncFor: self._loop,
             ast.While: self._loop,
-            ast.With: self._with,
-            ast.AsyncWith: self._with,
+            ast.With: self.blocks.run,
+            ast.AsyncWith: self.blocks.run,
             ast.Try: self._try,
             ast.FunctionDef: self._define,
             ast.AsyncFunctionDef: self._define,
@@ -202,39 +206,6 @@ class Machine:
             return False
         return True
 
-    def _with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> None:
-        entered = []
-        for item in node.items:
-            value = self.expressions.evaluate(item.context_expr, scope)
-            if isinstance(value, Context):
-                self.enter(value, item.context_expr)
-                entered.append((value, item.context_expr))
-            if item.optional_vars is not None:
-                self.binding.bind(item.optional_vars, value, scope)
-        try:
-            self.run(node.body, scope)
-        finally:
-            for value, expression in reversed(entered):
-                self.leave(value, expression)
-
-    def enter(self, context: Context, node: ast.AST) -> None:
-        """Go into a context manager."""
-        if context.kind == "no_grad":
-            self.no_grad += 1
-        else:
-            kind = e.AUTOCAST_ENTER if context.kind == "autocast" else e.NO_SYNC_ENTER
-            if kind == e.NO_SYNC_ENTER and self.chosen:
-                context.facts["chosen"] = True
-            self.emit(kind, node, facts=context.facts)
-
-    def leave(self, context: Context, node: ast.AST) -> None:
-        """Leave it."""
-        if context.kind == "no_grad":
-            self.no_grad -= 1
-        else:
-            kind = e.AUTOCAST_EXIT if context.kind == "autocast" else e.NO_SYNC_EXIT
-            self.emit(kind, node)
-
     def _try(self, node: ast.Try, scope: Scope) -> None:
         assert self.module is not None
         handlers = [h for h in node.handlers if any(map(self.module.relevant, h.body))]
@@ -292,9 +263,13 @@ class Machine:
         node = function.node
         if node in self.stack or len(self.stack) >= MAX_DEPTH:
             return self.unknown("recursion")
-        return self.repeats.call(function, given, named, lambda: self._run(function, given, named))
+        if is_manager(node):
+            return Manager(function, given, named)
+        run = self.call_body
+        return self.repeats.call(function, given, named, lambda: run(function, given, named))
 
-    def _run(self, function: Function, given: list[Value], named: dict[str, Value]) -> Value:
+    def call_body(self, function: Function, given: list[Value], named: dict[str, Value]) -> Value:
+        """Run its body, whatever it is and was called with before."""
         node = function.node
         scope = Scope(function.scope.module, function.scope)
         arguments = [function.me, *given] if function.me is not None else given
@@ -317,14 +292,14 @@ class Machine:
         contexts = [self.expressions.evaluate(d, scope) for d in node.decorator_list]
         active = [c for c in contexts if isinstance(c, Context)]
         for context in active:
-            self.enter(context, node)
+            self.blocks.enter(context, node)
         try:
             self.run(node.body, scope)
         except Returned as returned:
             return returned.value
         finally:
             for context in reversed(active):
-                self.leave(context, node)
+                self.blocks.leave(context, node)
         return NONE
 
     def _bind_arguments(

@@ -12,6 +12,7 @@ from halfstep.check.module import INTERESTING, Module
 from halfstep.rules.syntax import children
 
 LoopNode = ast.For | ast.AsyncFor | ast.While
+_MANAGERS = frozenset(["contextmanager", "asynccontextmanager"])
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -30,6 +31,12 @@ def is_abstract(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         return False
     named = last.exc.func if isinstance(last.exc, ast.Call) else last.exc
     return last_name(named) == "NotImplementedError"
+
+
+def is_manager(node: ast.AST) -> bool:
+    """Whether a function is a generator that is used as a context manager."""
+    decorators = getattr(node, "decorator_list", ())
+    return any(last_name(decorator) in _MANAGERS for decorator in decorators)
 
 
 def counts(node: LoopNode, module: Module) -> bool:
