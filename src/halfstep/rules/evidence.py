@@ -6,9 +6,13 @@ import ast
 import re
 
 from halfstep.rules.source import LOW, Autocast, Source
-from halfstep.rules.syntax import calls_in, dotted
+from halfstep.rules.syntax import calls_in, dotted, last, receiver
 
 _BENCHMARK = re.compile(r"(^|_)(bench|benchmark|profile|profiler|speed|timing)(_|s?\.|s_)")
+
+
+_MOVES = frozenset(["cuda", "to", "train", "cpu"])
+_WRAPS = frozenset(["DistributedDataParallel", "DDP", "DataParallel", "compile"])
 
 
 def has_fp16(source: Source) -> bool:
@@ -24,13 +28,40 @@ def has_low(source: Source) -> bool:
 
 
 def callers_autocast(source: Source, node: ast.AST) -> Autocast | None:
-    """The autocast of this file under which the function around `node` is called by its name."""
-    name = getattr(source.function(node), "name", "")
+    """The autocast of this file under which the function around `node` is called by its name.
+
+    The ``forward`` of a module is called by the name of the variable that holds the module.
+    """
+    function = source.function(node)
+    name = getattr(function, "name", "")
+    owner = next(source.parents(function), None) if name == "forward" else None
     for autocast in source.autocasts():
         for call in calls_in(autocast.body):
             if name and dotted(call.func) in (name, f"self.{name}"):
                 return autocast
+            if isinstance(owner, ast.ClassDef) and _holds(source, call.func, owner.name):
+                return autocast
     return None
+
+
+def _holds(source: Source, called: ast.expr, cls: str) -> bool:
+    """Whether a variable is surely set to an object of `cls`, moved or wrapped as it may be."""
+    values = source.assigned(dotted(called), called) if dotted(called) else []
+    return bool(values) and all(_is_made_of(source, value, cls) for value in values)
+
+
+def _is_made_of(source: Source, value: ast.expr, cls: str, depth: int = 4) -> bool:
+    if not isinstance(value, ast.Call) or not depth:
+        return False
+    if dotted(value.func) == cls:
+        return True
+    inner = receiver(value) if last(value) in _MOVES else None
+    if last(value) in _WRAPS and value.args:
+        inner = value.args[0]
+    if inner is None:
+        return False
+    named = source.assigned(dotted(inner), value) if dotted(inner) else []
+    return any(_is_made_of(source, v, cls, depth - 1) for v in (inner, *named) if v is not value)
 
 
 def is_benchmark(source: Source) -> bool:
