@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from halfstep.check import gradients
 from halfstep.check.inventory import last_name
 from halfstep.check.objects import AVERAGE, Instance, Scope
-from halfstep.check.values import Const, Grad, Mapping, Params, Unknown, Value
+from halfstep.check.values import Clipped, Const, Grad, Mapping, Params, Unknown, Value
 from halfstep.rules import events as e
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ class Binding:
             owner = self._machine.expressions.evaluate(node.target.value, scope)
             if isinstance(owner, Params):
                 value = self._machine.expressions.evaluate(node.value, scope)
+                clips, divides = self._machine.clips, isinstance(node.op, ast.Div)
+                if isinstance(node.op, (ast.Mult, ast.Div)) and clips.limits(divides, [value]):
+                    clips.record(node, owner.of, [])
+                    return
                 how = gradients.of_operator(node.op, node.value, value)
                 self._machine.emit(e.EDIT, node, facts={"how": how, "models": owner.of})
                 return
@@ -77,6 +81,8 @@ class Binding:
                 self._note_average(owner.cls.node.name, value)
             elif isinstance(owner, Mapping):
                 owner.items[target.attr] = value
+            elif target.attr == "grad" and isinstance(owner, Params) and isinstance(value, Clipped):
+                self._machine.clips.record(target, owner.of, value.limits)
             elif target.attr == "grad" and isinstance(owner, Params):
                 how = gradients.of_assignment(target, value)
                 self._machine.emit(e.EDIT, target, facts={"how": how, "models": owner.of})

@@ -257,7 +257,9 @@ class Expressions:
             if isinstance(side, ScaleRead):
                 turned = isinstance(node.op, ast.Div) and side is right
                 return ScaleRead(side.scaler, side.inverse is not turned)
-        if (made := combined(node.op, left, right)) is not None:
+        made: Value | None = combined(node.op, left, right)
+        made = made or self._machine.clips.of_operator(node.op, left, right)
+        if made is not None:
             return made
         if isinstance(node.op, ast.Add) and isinstance(left, (Sequence, Params)):
             return Sequence([left, right])

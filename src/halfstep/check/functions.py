@@ -27,11 +27,13 @@ from halfstep.check.values import (
     Grad,
     Mapping,
     Models,
+    Norm,
     Optimizer,
     Params,
     Partial,
     Repeated,
     Scaler,
+    ScaleRead,
     Schedule,
     Sequence,
     Unknown,
@@ -63,6 +65,8 @@ class Functions:
     def call(self, function: External, call: Call) -> Value | None:
         """``function(...)``."""
         last = function.last
+        if (made := self._machine.clips.of_function(last, call)) is not None:
+            return made
         if last in FINDS and (known := self._machine.skips.of_call(last, call.given())):
             return known
         special = getattr(self, f"_call_{last}", None)
@@ -128,6 +132,14 @@ class Functions:
 
     def _call_clip_grad_norm(self, call: Call) -> Value:
         return self._methods.clip("norm", self._clipped(call), call)
+
+    def _call_clip_grads_with_norm_(self, call: Call) -> Value:
+        values = call.all()
+        norm = call.named().get("total_norm", values[2] if len(values) > 2 else None)
+        true = isinstance(norm, ScaleRead) or (isinstance(norm, Norm) and norm.unscaled)
+        facts = {"how": "norm", "models": self._clipped(call), "max_norm_scaled": true}
+        self._machine.emit(e.CLIP, call.node, facts=facts)
+        return self._machine.unknown()
 
     def _call_clip_grad_value_(self, call: Call) -> Value:
         return self._methods.clip("value", self._clipped(call), call)

@@ -13,6 +13,7 @@ from typing import Any
 
 from halfstep.check.binding import Binding
 from halfstep.check.blocks import Blocks, Manager
+from halfstep.check.clips import Clips
 from halfstep.check.conditions import Conditions
 from halfstep.check.explore import Path, Raised
 from halfstep.check.expressions import Expressions
@@ -87,6 +88,7 @@ class Machine:
         self.repeats = Repeats(self)
         self.skips = Skips(self)
         self.blocks = Blocks(self)
+        self.clips = Clips(self)
         self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
             ast.Expr: self._expr,
             ast.Assign: self._assign,

@@ -19,6 +19,8 @@ from halfstep.check.values import (
     Average,
     Carried,
     Cleaned,
+    Clipped,
+    Coefficient,
     Const,
     Context,
     External,
@@ -71,6 +73,8 @@ class Methods:
             Params: self._of_parameters,
             Carried: self._of_carried,
             Norm: self._of_norm,
+            Coefficient: self._of_norm,
+            Clipped: self._of_gradient,
             SkipTest: self._of_norm,
             Unknown: self.of_unknown,
             Cleaned: self._of_gradient,
@@ -202,8 +206,12 @@ class Methods:
         call.evaluate_all()
         return gradient if keeps_scale(method) else self._machine.unknown()
 
-    def _of_norm(self, norm: Norm | SkipTest, method: str, call: Call) -> Value | None:
-        result = self._machine.skips.of_call(method, [norm])
+    def _of_norm(
+        self, norm: Norm | Coefficient | SkipTest, method: str, call: Call
+    ) -> Value | None:
+        clips, skips = self._machine.clips, self._machine.skips
+        made = clips.of_measure(method, [norm, *call.all()])
+        result = made or skips.of_call(method, [norm, *call.all()])
         if result is not None or isinstance(norm, SkipTest):
             call.evaluate_all()
             return result or norm
@@ -227,9 +235,10 @@ class Methods:
     def _of_gradient(self, gradient: Grad, method: str, call: Call) -> Value | None:
         arguments = call.given()
         facts: dict[str, Any] = {"models": gradient.of or None}
-        if method in ("clamp_", "clip_"):
-            self._machine.emit(e.CLIP, call.node, facts={**facts, "how": "hand"})
-        elif method.endswith("_") and not method.endswith("__"):
+        known = self._machine.clips.of_gradient(gradient, method, call, call.all())
+        if known is not None:
+            return known
+        if method.endswith("_") and not method.endswith("__"):
             how = gradients.of_method(method, call.node, arguments)
             self._machine.emit(e.EDIT, call.node, facts={**facts, "how": how})
         elif method == "nan_to_num":

@@ -19,7 +19,8 @@ _INTERESTING_WORDS = """
     GradScaler autocast scale unscale_ step update backward zero_grad clip_grad_norm_
     clip_grad_value_ clip_grad_norm get_scale update_parameters AveragedModel no_sync
     load_state_dict state_dict save clear_autocast_cache nan_to_num nan_to_num_ clamp_ mul_ div_
-    masked_fill_ custom_fwd scale_loss
+    masked_fill_ custom_fwd scale_loss clip_grads_with_norm_ _foreach_mul_ _foreach_div_
+    _foreach_clamp_max_ _foreach_clamp_min_
 """
 INTERESTING = frozenset(_INTERESTING_WORDS.split())
 # A function is followed on its own only if one of these, or a name with "scaler", is in it.

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from halfstep.check.inventory import called_names
 from halfstep.check.module import Module
 from halfstep.check.names_in_scope import is_known_at
 from halfstep.check.restores import loads_too
@@ -19,6 +20,10 @@ from halfstep.rules.rule import Edit
 _Repair = Callable[[Finding, Module], tuple[Edit, ...]]
 
 
+# Clips by a norm that was measured further up, from gradients that carried the scale.
+_MEASURED_BEFORE = frozenset(
+    ["clip_grads_with_norm_", "mul_", "div_", "_foreach_mul_", "_foreach_div_"]
+)
 _STATE = re.compile(r"([\w.]+)\.state_dict\(\)")
 
 
@@ -56,6 +61,8 @@ def _unscale_before_clip(finding: Finding, module: Module) -> tuple[Edit, ...]:
     spots = spots_of(module.tree, finding.line)
     lines = Lines(module)
     if not spots or not lines.stands_alone(spots[0].statement):
+        return ()
+    if called_names(spots[0].statement) & _MEASURED_BEFORE:
         return ()
     late = [s for spot in spots for s in spot.later if "unscale_(" in ast.unparse(s)]
     if late:

@@ -256,7 +256,20 @@ class SkipTest(Value):
 
 
 class Norm(Unknown):
-    """What a clip measures: not finite where the step is skipped."""
+    """A norm of gradients: not finite where the step is skipped.
+
+    `unscaled` says that it was divided by the scale afterwards.
+    """
+
+    __slots__ = ("unscaled",)
+
+    def __init__(self, key: Hashable, name: str) -> None:
+        super().__init__(key, name)
+        self.unscaled = False
+
+
+class Coefficient(Unknown):
+    """A number divided by a norm of gradients."""
 
     __slots__ = ()
 
@@ -315,6 +328,16 @@ class Cleaned(Grad):
     """Gradients whose NaN or inf were replaced: an edit, once they are put back."""
 
     __slots__ = ()
+
+
+class Clipped(Grad):
+    """Gradients as they are after a clip, once they are put back."""
+
+    __slots__ = ("limits",)
+
+    def __init__(self, of: Models, limits: list[Value]) -> None:
+        super().__init__(of)
+        self.limits = limits
 
 
 class State(Value):
