@@ -54,12 +54,12 @@ def low_weights(source: Source) -> list[LowWeights]:
         return []
     optimizers = list(_optimizers(source))
     found = []
-    for cast, dtypes, model in _casts(source) if optimizers else ():
-        scope = _scope(source, cast, model)
+    for cast, dtypes, model, where in _casts(source) if optimizers else ():
+        scope = _scope(source, where, model)
         owned = [c for c, name in optimizers if name == model and _scope(source, c, model) is scope]
-        owned = [c for c in owned if _trains_after(source, cast, c)]
+        owned = [c for c in owned if _trains_after(source, where, c)]
         if owned and not _undone(source, model, scope) and not source.is_inference(cast):
-            sure = not any(isinstance(p, (ast.If, ast.IfExp)) for p in source.parents(cast))
+            sure = _is_sure(source, cast) and _is_sure(source, where)
             found.append(LowWeights(cast, " or ".join(sorted(dtypes)), model, owned[0], sure))
     return found
 
@@ -87,7 +87,57 @@ def cast_to(source: Source, call: ast.Call) -> frozenset[str]:
     return frozenset()
 
 
-def _casts(source: Source) -> Iterator[tuple[ast.Call, frozenset[str], str]]:
+def _is_sure(source: Source, node: ast.AST) -> bool:
+    """Whether no condition stands around `node`, or only such as are written to hold."""
+    inner = node
+    for outer in source.parents(node):
+        if isinstance(outer, ast.IfExp):
+            return False
+        if isinstance(outer, ast.If):
+            holds = source.constants(outer.test) == {True} and inner in outer.body
+            if not holds:
+                return False
+        inner = outer
+    return True
+
+
+def _casts(source: Source) -> Iterator[tuple[ast.Call, frozenset[str], str, ast.Call]]:
+    """Casts, what to, the variable that holds the model, and where it is set to it."""
+    for cast, dtypes, model in _casts_of_variables(source):
+        yield cast, dtypes, model, cast
+        maker = source.function(cast)
+        if isinstance(maker, ast.Module) or _undone(source, model, maker):
+            continue
+        returned = [n.value for n in inside(maker.body) if isinstance(n, ast.Return)]
+        if len(returned) == 1 and returned[0] is not None and _gives(returned[0], cast, model):
+            for call, name in _made_by(source, maker.name):
+                yield cast, dtypes, name, call
+
+
+def _gives(returned: ast.expr, cast: ast.Call, model: str) -> bool:
+    while (
+        isinstance(returned, ast.Call)
+        and returned is not cast
+        and last(returned) in _RETURN_THEMSELVES
+    ):
+        owner = receiver(returned)
+        returned = owner if owner is not None else cast
+    return returned is cast or dotted(returned) == model
+
+
+def _made_by(source: Source, maker: str) -> Iterator[tuple[ast.Call, str]]:
+    """Calls of a function of the file whose result, moved perhaps, is kept in a variable."""
+    if [getattr(f, "name", "") for f in source.functions()].count(maker) != 1:
+        return
+    for node in source.nodes(ast.Assign):
+        value: ast.expr | None = node.value
+        while isinstance(value, ast.Call) and last(value) in _RETURN_THEMSELVES:
+            value = receiver(value)
+        if isinstance(value, ast.Call) and dotted(value.func) == maker and len(node.targets) == 1:
+            yield value, dotted(node.targets[0])
+
+
+def _casts_of_variables(source: Source) -> Iterator[tuple[ast.Call, frozenset[str], str]]:
     for node in source.nodes(ast.Call):
         if dtypes := cast_to(source, node):
             owner = receiver(node)
