@@ -88,6 +88,8 @@ class Clips:
         """What an operator makes of gradients, of their norm, and of a number divided by it."""
         if any(isinstance(side, Norm) and side.unscaled for side in (left, right)):
             return None
+        if any(side.models for side in (left, right)):  # a loss
+            return None
         if isinstance(op, ast.Div) and isinstance(right, Norm):
             return Clipped(left.of, []) if isinstance(left, Grad) else self._new(Coefficient)
         for one, other in ((left, right), (right, left)):

@@ -82,7 +82,10 @@ class Conditions:
             written = (node.left, *node.comparators)[counted]
             if self._machine.loops.fills_window(written, sides[counted], sides[limit]):
                 sides[limit] = Const(2)
-        return self._compare_two(node.ops[0], *sides)
+        value = self._compare_two(node.ops[0], *sides)
+        if value.truth is None and self._machine.loops.is_past(node, *sides):
+            return Const(False)
+        return value
 
     def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
         known = self._machine.loops.lengths.compared(op, left, right)

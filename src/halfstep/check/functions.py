@@ -51,6 +51,7 @@ _SAME_WORDS = """
     prefetch script fully_shard
 """
 _SAME = SAME | frozenset(_SAME_WORDS.split())
+_NAMES = (ast.Name, ast.Attribute, ast.Constant)
 _HARMLESS_WORDS = "print len str int float min max sum abs isinstance hasattr round"
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
 
@@ -248,7 +249,9 @@ class Functions:
     def _call_min(self, call: Call) -> Value | None:
         """``min(accumulate, total - start)``: a whole window is two rounds."""
         left = [self._machine.loops.lengths.number(v) for v in call.given() if isinstance(v, Sum)]
-        if call.count() == 2 and len(left) == 1 and left[0] is not None:
+        plain = all(isinstance(n, _NAMES) for n in call.node.args if not isinstance(n, ast.BinOp))
+        sizes = sum(isinstance(n, _NAMES) for n in call.node.args)
+        if call.count() == 2 and len(left) == 1 and left[0] is not None and plain and sizes:
             return Const(min(2, left[0]))
         if any(map(has_training_objects, call.all())):
             return None

@@ -10,13 +10,14 @@ import ast
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
-from halfstep.check.counting import Counted, Counter
+from halfstep.check.counting import Counted, Counter, is_whole
 from halfstep.check.lengths import Lengths
 from halfstep.check.objects import Instance, Scope
 from halfstep.check.shapes import (
     LoopNode,
     asks_for_rest,
     bound_names,
+    counted_names,
     counts,
     has_inner_loop,
     is_count,
@@ -26,6 +27,7 @@ from halfstep.check.shapes import (
 from halfstep.check.values import (
     Carried,
     Const,
+    External,
     Grad,
     Mapping,
     Optimizer,
@@ -161,6 +163,25 @@ class Loops:
         if isinstance(limit, Const) and (type(limit.value) is not int or limit.value < 2):
             return False
         return self.is_window(left.left if isinstance(left, ast.BinOp) else left)
+
+    def is_past(self, node: ast.Compare, left: Value, right: Value) -> bool:
+        """Whether ``i < limit`` holds no more, since a loop that counts `i` is in its last round.
+
+        Nobody skips all that a loop goes through.
+        """
+        written = node.left
+        if isinstance(node.ops[0], (ast.Gt, ast.GtE)):
+            written, left, right = node.comparators[0], right, left
+        elif not isinstance(node.ops[0], (ast.Lt, ast.LtE)):
+            return False
+        loop = self.active[-1] if self.active else None
+        if loop is None or not is_whole(left) or not isinstance(right, (Unknown, External)):
+            return False
+        if loop.index + 1 < loop.rounds + bool(loop.rest):
+            return False
+        if isinstance(left, Counter):
+            return left.loop is loop
+        return ast.unparse(written) in counted_names(loop.node)
 
     def is_window(self, node: ast.expr) -> bool:
         """Whether `node` is a variable that counts the micro-batches of a window, or a list."""

@@ -183,6 +183,12 @@ def window_begin(node: ast.BinOp) -> ast.expr | None:
     return None
 
 
+def counted_names(node: LoopNode) -> frozenset[str]:
+    """Variables that a loop counts up."""
+    raised = (n for n in ast.walk(node) if isinstance(n, ast.AugAssign))
+    return frozenset(ast.unparse(n.target) for n in raised if isinstance(n.op, ast.Add))
+
+
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """`node` and what is in it, definitions left out."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
