@@ -1,4 +1,4 @@
-"""Correct programs with loops that begin late, end early, take turns or count for something else."""
+"""Correct programs with loops that begin late, end early, take turns or count other things."""
 
 HEAD = """\
 import torch

@@ -1,8 +1,8 @@
 """The interpreter: one path through a program, statement by statement.
 
 It knows what a training step is made of and nothing else: every other value is opaque. Functions
-and methods of the project are followed when they are called; loops run twice (four times where a
-condition counts micro-batches); a branch in which nothing can happen costs no decision.
+and methods of the project are followed when they are called; loops run twice (four or five times
+where a condition counts micro-batches); a branch in which nothing can happen costs no decision.
 """
 
 from __future__ import annotations
