@@ -86,6 +86,14 @@ NO_CLIPS = {
     + "p.grad.mul_(coefficient)\n",
     "true norm for torch": "norm = get_total_norm([p.grad for p in params]) / scaler.get_scale()\n"
     "clip_grads_with_norm_(params, limit, norm)\n",
+    "norm by the scale's tensor": NORM
+    + "norm = norm / scaler._scale\n"
+    + EACH
+    + "p.grad.mul_((limit / norm).clamp(max=1.0))\n",
+    "limits by scale": "top = limit * scaler.get_scale()\n" + EACH + "p.grad.clamp_(-top, top)\n",
+    "all equally long": "norms = torch.stack([p.grad.norm() for p in model.parameters()])\n"
+    + EACH
+    + "p.grad.mul_(norms.mean() / p.grad.norm())\n",
     "a step along the gradient": NORM
     + "steps = [p.grad * (0.05 / (norm + 1e-12)) for p in params]\n",
 }

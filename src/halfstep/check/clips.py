@@ -90,6 +90,9 @@ class Clips:
             return None
         if any(side.models for side in (left, right)):  # a loss
             return None
+        measures = all(isinstance(side, (Norm, Coefficient)) for side in (left, right))
+        if measures and isinstance(op, (ast.Mult, ast.Div)):  # a ratio, the same at any scale
+            return None
         if isinstance(op, ast.Div) and isinstance(right, Norm):
             return Clipped(left.of, []) if isinstance(left, Grad) else self._new(Coefficient)
         for one, other in ((left, right), (right, left)):

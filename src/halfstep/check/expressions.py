@@ -133,6 +133,8 @@ class Expressions:
             return SkipTest(owner, name, self._machine.num_steps)
         if isinstance(owner, Scaler) and name == "_per_optimizer_states":
             return self._machine.skips.found(owner)
+        if isinstance(owner, Scaler) and name == "_scale":
+            return ScaleRead(owner)
         if isinstance(owner, SkipTest):
             return owner
         if isinstance(owner, Optimizer) and name == "param_groups":
