@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
-import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.calls import Calls
-from halfstep.check.carried import combined
 from halfstep.check.containers import picked
-from halfstep.check.counting import Counter, Modulo, Sum, added, is_whole
 from halfstep.check.inventory import last_name
 from halfstep.check.objects import (
     AVERAGE,
@@ -22,8 +19,8 @@ from halfstep.check.objects import (
     ProjectModule,
     Scope,
 )
+from halfstep.check.operators import Operators
 from halfstep.check.regions import AT, NAME, SOME, deeper, roots
-from halfstep.check.shapes import window_begin
 from halfstep.check.values import (
     Average,
     Carried,
@@ -49,13 +46,6 @@ from halfstep.rules.events import Place
 if TYPE_CHECKING:
     from halfstep.check.machine import Machine
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv,
-}
 _BUILTINS = frozenset(dir(builtins))
 _SETTINGS = frozenset(["args", "cfg", "config", "opt", "opts", "hparams", "conf", "self", "params"])
 
@@ -67,17 +57,17 @@ class Expressions:
         self._machine = machine
         self._calls = Calls(machine, self)
         self._conditions = machine.conditions
-        self._combined: dict[Hashable, Hashable] = {}
+        operators = Operators(machine, self)
         self._kinds: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
             ast.Constant: lambda node, scope: Const(node.value),
             ast.Name: self._name,
             ast.Attribute: self._attribute,
             ast.Call: self._calls.call,
-            ast.BinOp: self._binary,
+            ast.BinOp: operators.binary,
             ast.BoolOp: self._conditions.either,
-            ast.UnaryOp: self._unary,
+            ast.UnaryOp: operators.unary,
             ast.Compare: self._conditions.compare,
-            ast.IfExp: self._choice,
+            ast.IfExp: operators.choice,
             ast.Tuple: self._sequence,
             ast.List: self._sequence,
             ast.Set: self._sequence,
@@ -238,78 +228,6 @@ class Expressions:
             fresh = Unknown(value.key, name, value.models, value.root, value.path)
             used = self.used_as(fresh)
             return used if used is not fresh or AVERAGE.search(name) else value
-        return value
-
-    # Operators
-
-    def _binary(self, node: ast.BinOp, scope: Scope) -> Value:
-        counted = window_begin(node)
-        if counted is not None and isinstance(i := self.evaluate(counted, scope), Counter):
-            return Counter(i.value - i.value % 2, i.loop, i.shift - i.value % 2)
-        left, right = self.evaluate(node.left, scope), self.evaluate(node.right, scope)
-        if isinstance(node.op, ast.Mod) and (isinstance(left, Sum) or is_whole(left)):
-            return Modulo(left, right)
-        if isinstance(left, Const) and isinstance(right, Const):
-            return self._folded(node.op, left, right)
-        for side in (left, right):
-            if isinstance(node.op, ast.BitAnd) and isinstance(side, Const) and side.value is False:
-                return side
-            if isinstance(side, Scaled):
-                return Scaled(side.scaler, left.models | right.models)
-            if isinstance(side, ScaleRead):
-                turned = isinstance(node.op, ast.Div) and side is right
-                return ScaleRead(side.scaler, side.inverse is not turned)
-        made: Value | None = combined(node.op, left, right)
-        made = made or self._machine.clips.of_operator(node.op, left, right)
-        if made is not None:
-            return made
-        if isinstance(node.op, ast.Add) and isinstance(left, (Sequence, Params)):
-            return Sequence([left, right])
-        pair = (type(node.op), left.key, right.key)
-        if pair not in self._combined:  # the same operation on the same values is the same
-            self._combined[pair] = ("new", self.count())
-        key = self._combined[pair]
-        return added(node.op, left, right, key) or Unknown(key, "", left.models | right.models)
-
-    def _folded(self, op: ast.operator, left: Const, right: Const) -> Value:
-        try:
-            value = _ARITHMETIC[type(op)](left.value, right.value)
-        except (KeyError, TypeError, ValueError, ArithmeticError):
-            return self._machine.unknown()
-        if isinstance(left, Counter) and isinstance(op, (ast.Add, ast.Sub)) and type(value) is int:
-            return Counter(value, left.loop, left.shift + value - left.value)
-        if isinstance(right, Counter) and isinstance(op, ast.Add) and type(value) is int:
-            return Counter(value, right.loop, right.shift + value - right.value)
-        return Const(value)
-
-    def _unary(self, node: ast.UnaryOp, scope: Scope) -> Value:
-        value = self.evaluate(node.operand, scope)
-        if isinstance(node.op, ast.Not):
-            value = self._conditions.plain(value)
-            if isinstance(value, SkipTest):
-                return value.denied()
-            truth = value.truth
-            return Const(not truth) if truth is not None else Unknown(("not", value.key))
-        if isinstance(node.op, ast.USub) and isinstance(value, Const):
-            return self._folded(ast.Sub(), Const(0), value)
-        return value
-
-    def _choice(self, node: ast.IfExp, scope: Scope) -> Value:
-        module = self._machine.module
-        assert module is not None
-        constant = any(isinstance(n, ast.Constant) for n in (node.body, node.orelse))
-        if not (constant or module.relevant(node.body) or module.relevant(node.orelse)):
-            return self.evaluate(node.body, scope)
-        asked = self._conditions.asked
-        acts = module.acts(node.body) or module.acts(node.orelse)
-        chosen = node.body if self._conditions.holds(node.test, scope, True, acts) else node.orelse
-        self._machine.chosen += (chose := self._conditions.asked > asked)
-        try:
-            value = self.evaluate(chosen, scope)
-        finally:
-            self._machine.chosen -= chose
-        if chose and isinstance(value, Unknown) and value.name == "no_sync":
-            return self._machine.unknown()
         return value
 
     # Containers
