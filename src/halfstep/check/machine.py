@@ -89,7 +89,10 @@ class Machine:
         self.skips = Skips(self)
         self.blocks = Blocks(self)
         self.clips = Clips(self)
-        self._statements: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
+        self._statements = self._handlers()
+
+    def _handlers(self) -> dict[type[ast.stmt], Callable[[Any, Scope], None]]:
+        return {
             ast.Expr: self._expr,
             ast.Assign: self._assign,
             ast.AnnAssign: self._assign_one,
