@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from hypothesis import given, settings
@@ -62,4 +61,4 @@ def test_dict_of_a_finding_is_the_documented_form() -> None:
 def test_str_of_a_finding_is_place_code_and_message() -> None:
     expected = "train.py:12:5: HS101 the gradients still carry the loss scale."
     assert str(FINDING) == expected
-    assert str(dataclasses.replace(FINDING, count=3)) == f"{expected} (seen 3 times)"
+    assert str(FINDING._replace(count=3)) == f"{expected} (seen 3 times)"

@@ -54,7 +54,7 @@ def test_lines_come_in_the_order_of_the_file_and_other_files_last() -> None:
 
 
 def _fields(finding: Finding) -> dict[str, object]:
-    return {name: getattr(finding, name) for name in Finding.__slots__}
+    return finding._asdict()
 
 
 def test_colours_change_nothing_but_colours() -> None:

@@ -36,7 +36,7 @@ class View:
 
     def source_finding(self, raw: Raw) -> SourceFinding:
         """`raw` with the source around it."""
-        from halfstep.records.finding import Finding, Related  # most files need none
+        from halfstep.records.finding import Related  # most files need none
         from halfstep.records.source_finding import SourceFinding
 
         found = raw.finding
@@ -48,15 +48,7 @@ class View:
             for spot in [self._spot(r.path, r.line, 1)]
         )
         return SourceFinding(
-            Finding(
-                **{
-                    **{name: getattr(found, name) for name in Finding.__slots__},
-                    "line": line,
-                    "column": column,
-                    "related": related,
-                    "cell": cell,
-                }
-            ),
+            found._replace(line=line, column=column, related=related, cell=cell),
             end_line=end_line,
             end_column=end_column,
             source=self._line(found.path, found.line),

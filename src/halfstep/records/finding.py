@@ -1,15 +1,16 @@
-"""`Finding`: one mistake of a training program, at the line to change."""
+"""`Finding`: one mistake of a training program, at the line to change.
+
+Named tuples: the module `dataclasses` alone would be a fifteenth of the time of a check.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Severity = Literal["error", "warning", "note"]
 
 
-@dataclass(frozen=True, slots=True)
-class Related:
+class Related(NamedTuple):
     """Another line that a finding speaks of.
 
     Attributes:
@@ -26,11 +27,10 @@ class Related:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return _without_cell({name: getattr(self, name) for name in self.__slots__})
+        return _without_cell(self._asdict())
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """What a rule says about one line.
 
     Attributes:
@@ -57,12 +57,12 @@ class Finding:
     message: str
     remedy: str
     related: tuple[Related, ...] = ()
-    count: int = 1
+    count: int = 1  # type: ignore[assignment] # a tuple has a method of that name
     cell: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        data = _without_cell({name: getattr(self, name) for name in self.__slots__})
+        data = _without_cell(self._asdict())
         return {**data, "related": [related.to_dict() for related in self.related]}
 
     @classmethod

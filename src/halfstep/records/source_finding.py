@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from halfstep.records.finding import Finding
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
+class Replacement(NamedTuple):
     """A range of text and what comes instead; lines and columns count from 1.
 
     Attributes:
@@ -27,8 +25,7 @@ class Replacement:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFinding:
+class SourceFinding(NamedTuple):
     """A finding in source code.
 
     Attributes:
