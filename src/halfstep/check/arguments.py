@@ -7,8 +7,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.inventory import last_name
-from halfstep.check.objects import Instance, Scope
-from halfstep.check.values import Const, Mapping, Optimizer, Scaled, Scaler, Sequence, Value
+from halfstep.check.objects import Function, Instance, Scope
+from halfstep.check.values import (
+    Const,
+    Mapping,
+    Method,
+    Optimizer,
+    Partial,
+    Scaled,
+    Scaler,
+    Sequence,
+    Value,
+)
 
 if TYPE_CHECKING:
     from halfstep.check.expressions import Expressions
@@ -90,6 +100,13 @@ def training_objects(value: Value) -> Iterator[Value]:
     """Scalers, optimizers and scaled losses in `value`, at any depth."""
     if isinstance(value, (Scaler, Optimizer, Scaled)):
         yield value
+    elif isinstance(value, Method):
+        yield from training_objects(value.owner)
+    elif isinstance(value, Partial):
+        for item in (value.function, *value.given, *value.named.values()):
+            yield from training_objects(item)
+    elif isinstance(value, Function):
+        yield from _used_by(value)
     elif isinstance(value, Sequence):
         for item in value.items:
             yield from training_objects(item)
@@ -100,6 +117,19 @@ def training_objects(value: Value) -> Iterator[Value]:
         for item in value.attributes.values():
             if isinstance(item, (Scaler, Optimizer, Scaled)):
                 yield item
+
+
+def _used_by(function: Function) -> Iterator[Value]:
+    """What a function that is handed on uses, if anything can happen in it."""
+    if not function.scope.module.acts(function.node):
+        return
+    if isinstance(function.me, Instance):
+        yield from training_objects(function.me)
+    for node in ast.walk(function.node):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found = function.scope.find(node.id)
+            if isinstance(found, (Scaler, Optimizer, Scaled)):
+                yield found
 
 
 def has_training_objects(value: Value) -> bool:

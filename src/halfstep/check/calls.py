@@ -14,11 +14,13 @@ from halfstep.check.values import (
     Carried,
     External,
     Grad,
+    Method,
     Models,
     Optimizer,
     Partial,
     Scaled,
     Scaler,
+    Sequence,
     Unknown,
     Value,
 )
@@ -84,10 +86,15 @@ class Calls:
     def _apply(self, function: Value, call: Call) -> Value:
         if isinstance(function, Function):
             return self._machine.call(function, call.given(), call.named())
+        if isinstance(function, Method):
+            result = self._methods.call(function.owner, function.name, call)
+            return result if result is not None else self._opaque(call, function)
         if isinstance(function, Partial):
             return self._partial(function, call)
         if isinstance(function, Class):
             return self._instance(function, call)
+        if isinstance(function, External) and function.name == "map" and call.count() == 2:
+            return self._mapped(call)
         if isinstance(function, External):
             return self._functions.call(function, call) or self._opaque(call, function)
         if isinstance(function, Instance) and not function.cls.is_module():
@@ -100,6 +107,14 @@ class Calls:
             result = self._methods.of_unknown(function, "__call__", call)
             return result or self._opaque(call, function)
         return self._opaque(call, function)
+
+    def _mapped(self, call: Call) -> Value:
+        """``map(function, items)``, made at once."""
+        function, items = call.given() if len(call.given()) == 2 else (None, None)
+        if isinstance(items, Sequence) and isinstance(function, (Function, Method, Partial)):
+            node = ast.copy_location(ast.Call(call.node.args[0], [], []), call.node)
+            return Sequence([self._apply(function, Given(node, [i], {})) for i in items.items])
+        return self._opaque(call, External("map"))
 
     def _partial(self, partial: Partial, call: Call) -> Value:
         given = [*partial.given, *call.given()]

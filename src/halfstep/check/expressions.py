@@ -28,6 +28,7 @@ from halfstep.check.values import (
     External,
     Grad,
     Mapping,
+    Method,
     Optimizer,
     Params,
     Repeated,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from halfstep.check.machine import Machine
 
 _BUILTINS = frozenset(dir(builtins))
+_METHODS = frozenset(["scale", "step", "unscale_", "update", "update_parameters", "zero_grad"])
 _SETTINGS = frozenset(["args", "cfg", "config", "opt", "opts", "hparams", "conf", "self", "params"])
 
 
@@ -145,6 +147,8 @@ class Expressions:
             if owner.name in _SETTINGS:
                 root, path = None, ()
             return self.used_as(Unknown(("of", owner.key, name), name, owner.models, root, path))
+        if isinstance(owner, (Scaler, Optimizer, Schedule, Average)) and name in _METHODS:
+            return Method(owner, name)
         return self._machine.unknown(name, owner.models)
 
     def _carries(self, owner: Unknown) -> bool:

@@ -351,6 +351,16 @@ class State(Value):
         self.entry: Place | None = None  # where it stands in a dict that is written out
 
 
+class Method(Value):
+    """A method of a scaler, an optimizer, a schedule or an average that is handed on uncalled."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: Value, name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+
 class Partial(Value):
     """``functools.partial``: a function and the arguments it has already."""
 

@@ -141,8 +141,8 @@ class Scale:
         self.known = True
 
     def stage(self, optimizer: str) -> str:
-        """``"ready"``, ``"unscaled"`` or ``"stepped"``."""
-        return self.stages[optimizer][0] if optimizer in self.stages else READY
+        """``"ready"``, ``"unscaled"`` or ``"stepped"``; ready where nobody can know."""
+        return self.stages[optimizer][0] if optimizer in self.stages and self.known else READY
 
     def reached(self, optimizer: str) -> Event:
         """What brought `optimizer` to its stage."""
