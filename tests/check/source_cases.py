@@ -22,6 +22,17 @@ STEP = "    scaler.step(optimizer)\n    scaler.update()\n    optimizer.zero_grad
 PLAIN = "for x, y in loader:\n    scaler.scale(loss_of(x, y)).backward()\n" + STEP
 
 CASES = {
+    "a schedule at the top of each epoch": HEAD
+    + """\
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+for epoch in range(9):
+    schedule.step()  # <- HS110
+    for x, y in loader:
+        scaler.scale(loss_of(x, y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
     "cast to half between the optimizer and the loop": HEAD
     + """\
 model.half()  # <- HS201

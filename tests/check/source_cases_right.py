@@ -5,6 +5,33 @@ from __future__ import annotations
 from source_cases import HEAD, PLAIN, STEP
 
 FINE = {
+    "a schedule per epoch behind steps by a number of tokens": HEAD
+    + """\
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+for epoch in range(9):
+    seen = 0
+    for x, y in loader:
+        seen += y.numel()
+        scaler.scale(loss_of(x, y)).backward()
+        if seen >= 4096:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            seen = 0
+    schedule.step()
+""",
+    "a schedule per epoch behind steps that a function decides": HEAD
+    + """\
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+for epoch in range(9):
+    for i, (x, y) in enumerate(loader):
+        scaler.scale(loss_of(x, y)).backward()
+        if build(i):
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    schedule.step()
+""",
     "left with continue, closed by an update": HEAD
     + """\
 for x, y in loader:

@@ -46,6 +46,14 @@ class Event(NamedTuple):
         return self.facts.get(name)
 
 
+def is_around(outer: Event, inner: Event) -> bool:
+    """Whether `outer` stands outside of the innermost loop around `inner`; known in source only."""
+    loops, own = outer.fact("loops"), inner.fact("loops")
+    if loops is None or own is None:
+        return False
+    return len(loops) < len(own) and bool(own[: len(loops)] == loops)
+
+
 # Construction. SCALER facts: enabled, device, growth_interval, backoff_factor, growth_factor,
 # variable (that holds it, also of SCALE and LOAD). OPTIMIZER facts: eps, fused, name.
 SCALER, OPTIMIZER, SCHEDULE_MADE = "scaler", "optimizer", "schedule made"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, ZERO_GRAD, Event, Place
+from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, ZERO_GRAD, Event, Place, is_around
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -86,7 +86,7 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         if steps is None:
             steps = [event.where] * ledger.num_steps.get(optimizer, 0)
         step = self._scaled.get(optimizer)
-        outside = step is not None and _is_outside(event.fact("loops"), step.fact("loops"))
+        outside = step is not None and is_around(event, step)
         waiting = bool(ledger.window(optimizer).waiting())
         return not outside and len(set(steps)) == len(steps) and (bool(steps) or waiting)
 
@@ -95,10 +95,3 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         step, skipped = self._scaled.get(optimizer), ledger.window(optimizer).skipped
         if event and step and (not event.fact("guarded") if skipped is None else skipped):
             yield Hit(event, (step, "may skip"), scaler=step.scaler)
-
-
-def _is_outside(loops: tuple[int, ...] | None, inner: tuple[int, ...] | None) -> bool:
-    """Whether a place is around the innermost loop of another one."""
-    if loops is None or inner is None:
-        return False
-    return len(loops) < len(inner) and inner[: len(loops)] == loops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import BACKWARD, SCHEDULE, STEP, UPDATE, Event, Place
+from halfstep.rules.events import BACKWARD, SCHEDULE, STEP, UPDATE, Event, Place, is_around
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -63,7 +63,7 @@ for x, y in batches:
                 self._ahead.pop(optimizer, None)
             elif event.kind == STEP:
                 ahead = self._ahead.pop(optimizer, None)
-                if ahead:
+                if ahead and not _is_per_epoch(ahead, event):
                     yield Hit(ahead, (event, "the step it should follow"))
                 self._first.update((p, event) for p, step in self._first.items() if not step)
             else:
@@ -74,6 +74,8 @@ for x, y in batches:
         if window.known and window.waiting():
             self._ahead[optimizer] = event
         step = self._first.get(event.where)
+        if step and _is_per_epoch(event, step):
+            return
         if step:  # it was there before the first step, and it is there again: it opens the loop
             yield Hit(event, (step, "the step it should follow"))
         elif window.born and not ledger.num_steps.get(optimizer) and not ledger.opaque:
@@ -85,3 +87,9 @@ for x, y in batches:
         for event in self._idle.values() if self._num_updates > 1 else ():
             if not any(ledger.num_steps.get(o) for o in event.optimizers) and not ledger.opaque:
                 yield Hit(event, message="the schedule moves, and its optimizer never steps.")
+
+
+def _is_per_epoch(schedule: Event, step: Event) -> bool:
+    """Whether the schedule stands behind the loop of the step: an epoch may have no step."""
+    same_file = schedule.where.path == step.where.path
+    return same_file and schedule.where.line > step.where.line and is_around(schedule, step)
