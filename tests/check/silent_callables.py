@@ -43,7 +43,7 @@ PROGRAMS = {
     f"{name} as {how}": text
     for name, call in _CALLS.items()
     for how, text in _handed_on(call).items()
-    if "_grad()" in call or name != "backward" or "lambda" in how
+    if name != "backward" or "lambda" in how  # a loss that is scaled is no method to hand on
 } | {
     "an alias": HEAD + "update = scaler.update\n" + _LOOP.replace("scaler.update()", "update()"),
     "methods in a loop": HEAD

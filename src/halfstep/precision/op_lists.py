@@ -104,8 +104,3 @@ def registered_ops(device_type: str) -> list[str]:
     key = f"Autocast{device_type.upper()}"
     names = torch_internal("_dispatch_get_registrations_for_dispatch_key")(key)
     return sorted(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
-
-
-def lists_differ(name: str) -> bool:
-    """Whether the CPU and CUDA treat an op (with overload) differently."""
-    return op_list("cpu").get(name) != op_list("cuda").get(name)

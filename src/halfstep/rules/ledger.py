@@ -45,6 +45,10 @@ class Part:
         self.unscaled: Event | None = None
         self.stepped: Event | None = None
 
+    def mixes(self) -> bool:
+        """Whether it was added to gradients that a step has used, and a scale is in either."""
+        return self.under is not None and bool(self.scaler or self.under.scaler)
+
 
 class Window:
     """One optimizer's gradients since they were last cleared.

@@ -48,6 +48,5 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         for window in ledger.windows(event):
             for part in window.waiting():
-                scaled = part.scaler or (part.under and part.under.scaler)
-                if scaled and part.under and part.after_skip:
+                if part.mixes() and part.after_skip:
                     yield Hit(part.event, (part.under, "may skip"))

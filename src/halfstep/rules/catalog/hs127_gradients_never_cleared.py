@@ -45,6 +45,5 @@ for x, y in batches:
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         for window in ledger.windows(event):
             for part in window.waiting():
-                scaled = part.scaler or (part.under and part.under.scaler)
-                if scaled and part.under and not part.after_skip:
+                if part.mixes() and not part.after_skip:
                     yield Hit(part.event, (part.under, "step"))
