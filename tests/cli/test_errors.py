@@ -41,6 +41,11 @@ RECIPES = [
 ]
 
 
+def files_in(folder: Path) -> set[Path]:
+    """Every file and folder below, except what Python itself writes when it imports a recipe."""
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
 @pytest.mark.parametrize(
     ("recipe", "options", "text"),
     [
@@ -54,13 +59,13 @@ def test_bad_input_is_one_line_with_code_2_and_no_file(
 ) -> None:
     (folder / "syntax.py").write_text("def build(:\n")
     (folder / "failing.py").write_text("raise ValueError('at import')\n")
-    before = {path for path in folder.iterdir() if path.suffix}
+    before = files_in(folder)
     result = halfstep("train", recipe, "--record", "run.jsonl", *options)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = messages(result)
     assert line.startswith("halfstep: ")
     assert text in line
-    assert {path for path in folder.iterdir() if path.suffix} == before
+    assert files_in(folder) == before
 
 
 @pytest.mark.parametrize("options", [["--steps", "0"], ["--precision", "fp12"]], ids=" ".join)
@@ -82,13 +87,13 @@ def test_record_that_cannot_be_written_stops_before_training(
 ) -> None:
     for name in ("taken", "taken.bf16"):
         (folder / name).mkdir()
-    before = set(folder.rglob("[!_]*.*"))
+    before = files_in(folder)
     result = halfstep("train", "my.py:build", "--record", record, *compare)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = messages(result)
     assert line.startswith("halfstep: cannot write the record to ")
     assert line.endswith("; create the folder or choose another path.")
-    assert set(folder.rglob("[!_]*.*")) == before
+    assert files_in(folder) == before
 
 
 OWN_MISTAKE = """
