@@ -38,7 +38,7 @@ from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
 import halfstep as hs
-from halfstep.update import Lane, Update, Window
+from halfstep.update import OptimizerSlot, Update, Window
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -143,14 +143,14 @@ class Contestant:
 def halfstep_way(params: list[Parameter], optimizer: Optimizer, loss: Tensor) -> Contestant:
     scale = hs.DynamicLossScale(SCALE)
     scale.to(loss.device)  # as the first backward does
-    lane = Lane("optimizer", optimizer, scale, max_norm=MAX_NORM, fuse=False)
-    update = Update([lane])
+    slot = OptimizerSlot("optimizer", optimizer, scale, max_norm=MAX_NORM, fuse=False)
+    update = Update([slot])
 
     def call() -> None:
         window = Window()
         window.add(loss, None, {})
-        lane.window = window
-        update.run([lane])
+        slot.window = window
+        update.run([slot])
 
     return Contestant(params, call, SCALE)
 

@@ -31,7 +31,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
 import halfstep as hs
-from halfstep.update import Lane, Update
+from halfstep.update import OptimizerSlot, Update
 
 SIZES = [(300, 64), (150, 4_096), (150, 300_000), (60, 3_000_000)]
 SCALE = 2.0**16
@@ -68,13 +68,13 @@ def contestants(make: Callable[..., Optimizer], count: int, size: int) -> dict[s
     fused_params = [Parameter(torch.randn(size)) for _ in range(count)]
     default_params = [Parameter(p.detach().clone()) for p in fused_params]
     fused, default = make(fused_params, fused=True), make(default_params)
-    lane = Lane("optimizer", fused, hs.StaticLossScale(SCALE), max_norm=MAX_NORM)
-    update = Update([lane])
+    slot = OptimizerSlot("optimizer", fused, hs.StaticLossScale(SCALE), max_norm=MAX_NORM)
+    update = Update([slot])
     loss = torch.zeros(())
 
     def ours() -> None:
-        lane.window.add(loss, None, {})
-        update.run([lane])
+        slot.window.add(loss, None, {})
+        update.run([slot])
 
     def stock(params: list[Parameter], optimizer: Optimizer) -> Callable[[], None]:
         scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
@@ -152,7 +152,7 @@ def quartiles(numerators: list[float], denominators: list[float]) -> list[float]
 
 
 def busy_fraction(seconds: float = 1.0) -> float:
-    """Share of all cores that others use right now (Linux; 0 elsewhere)."""
+    """Measured of all cores that others use right now (Linux; 0 elsewhere)."""
 
     def read() -> tuple[int, int]:
         fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]

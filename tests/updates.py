@@ -7,13 +7,13 @@ from typing import Any
 from torch.optim import Optimizer
 
 import halfstep as hs
-from halfstep.update import Lane, Update, Window
+from halfstep.update import OptimizerSlot, Update, Window
 
 
 def one_update(optimizer: Optimizer, loss_scale: hs.LossScale, **settings: Any) -> Update:
-    return Update([Lane("optimizer", optimizer, loss_scale, **settings)])
+    return Update([OptimizerSlot("optimizer", optimizer, loss_scale, **settings)])
 
 
 def run_update(update: Update, window: Window) -> hs.StepOutcome:
-    update.lanes[0].window = window
-    return update.run(update.lanes)
+    update.slots[0].window = window
+    return update.run(update.slots)

@@ -38,16 +38,32 @@ ALLOWED = {
     },
 }
 
+# sub-package -> sub-packages of the same room that it may import
+ALLOWED_INSIDE = {
+    "update/loss_scale": set(),
+    "update/optimizers": set(),
+    "update/decision": {"optimizers"},
+    "update/step": {"decision", "loss_scale", "optimizers"},
+    "update/grad_scaler": {"decision", "loss_scale", "optimizers", "step"},
+    "training/engine": set(),
+    "training/checkpoint": {"engine"},
+    "training/run": {"engine", "checkpoint"},
+}
 
-def imported_rooms(path: Path) -> set[str]:
+
+def imported_parts(path: Path) -> list[list[str]]:
+    """Every module of halfstep that a file imports, split at its dots."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
         elif isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-    parts = [name.split(".") for name in names]
-    return {name[1] for name in parts if name[0] == "halfstep" and len(name) > 1}
+    return [name.split(".") for name in names if name.split(".")[0] == "halfstep"]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    return {parts[1] for parts in imported_parts(path) if len(parts) > 1}
 
 
 def top_level_modules(path: Path) -> set[str]:
@@ -70,6 +86,25 @@ def test_room_imports_upwards_only(room: str) -> None:
     for path in (ROOT / room).rglob("*.py"):
         found = imported_rooms(path) - {room, "records"}
         assert found <= ALLOWED[room], f"{path.name} imports {found - ALLOWED[room]}"
+
+
+@pytest.mark.parametrize("place", ALLOWED_INSIDE)
+def test_sub_package_imports_upwards_only(place: str) -> None:
+    room, name = place.split("/")
+    others = {key.split("/")[1] for key in ALLOWED_INSIDE if key.startswith(room)}
+    for path in (ROOT / place).rglob("*.py"):
+        found = {parts[2] for parts in imported_parts(path) if parts[1:2] == [room] and parts[2:]}
+        found &= others - {name}
+        assert found <= ALLOWED_INSIDE[place], f"{path.name} imports {found}"
+
+
+def test_every_sub_package_of_update_and_training_is_in_the_table() -> None:
+    found = {
+        f"{room}/{path.parent.name}"
+        for room in ("update", "training")
+        for path in (ROOT / room).glob("*/__init__.py")
+    }
+    assert found == set(ALLOWED_INSIDE)
 
 
 def test_records_rules_and_check_import_the_standard_library_only() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.training.zero_gradients import ZeroGradients
+from halfstep.training.run.zero_gradients import ZeroGradients
 
 pytestmark = [
     pytest.mark.gpu,

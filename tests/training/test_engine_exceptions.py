@@ -80,12 +80,12 @@ def in_optimizer(model: nn.Sequential, optimizer: torch.optim.Optimizer, engine:
 
 
 def in_clip(model: nn.Sequential, optimizer: torch.optim.Optimizer, engine: hs.Engine) -> None:
-    lane = engine._update.lanes[0]
-    lane.max_norm, lane.clip = None, _raise
+    slot = engine._update.slots[0]
+    slot.max_norm, slot.clip = None, _raise
     try:
         engine.train_step([batch()], mse)
     finally:
-        lane.max_norm, lane.clip = 1.0, None
+        slot.max_norm, slot.clip = 1.0, None
 
 
 def in_gradients(model: nn.Sequential, optimizer: torch.optim.Optimizer, engine: hs.Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import halfstep as hs
 from halfstep.records import RecipeError
-from halfstep.training.load_recipe import built_in_recipes
+from halfstep.training.run.load_recipe import built_in_recipes
 
 GOOD = """
 import torch, halfstep as hs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfstep import StepRecord
-from halfstep.training.scale_trend import ScaleTrend
+from halfstep.training.run.scale_trend import ScaleTrend
 
 
 def told(*steps: tuple[str | None, float, float]) -> list[str | None]:

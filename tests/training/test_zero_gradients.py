@@ -7,7 +7,7 @@ from small_recipes import Batch, nan_from, small
 from torch import nn
 
 import halfstep as hs
-from halfstep.training.zero_gradients import ZeroGradients
+from halfstep.training.run.zero_gradients import ZeroGradients
 
 
 def rows_of_zeros(model: nn.Module, batch: Batch) -> hs.LossSum:

@@ -18,9 +18,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 import halfstep as hs
-from halfstep.update import Joint, Lane, Update, Window
-from halfstep.update.lane import Share
-from halfstep.update.norm import _device_norm
+from halfstep.update import Joint, OptimizerSlot, Update, Window
+from halfstep.update.decision.measured import Measured
+from halfstep.update.optimizers.norm import _device_norm
 from optimizers import FUSED_CASES, make_optimizer
 from snapshots import differences, snapshot
 from updates import run_update
@@ -28,15 +28,17 @@ from updates import run_update
 EPS = torch.finfo(torch.float32).eps
 
 
-class DeviceLane(Lane):
+class DeviceLane(OptimizerSlot):
     """Takes the norm as on an accelerator, so that the kernel decides wherever it can."""
 
-    def measure(self) -> Share:
+    def measure(self) -> Measured:
         share = super().measure()
         return replace(share, norm=_device_norm(share.grads))
 
 
-def make(kind: type[Lane], case: tuple[str, str]) -> tuple[list[Parameter], Optimizer, Update]:
+def make(
+    kind: type[OptimizerSlot], case: tuple[str, str]
+) -> tuple[list[Parameter], Optimizer, Update]:
     torch.manual_seed(0)
     params = [Parameter(torch.randn(shape)) for shape in [(3, 4), (5,)]]
     optimizer = make_optimizer(case, params)
@@ -65,7 +67,7 @@ def test_undecided_steps_equal_decided_ones(
 ) -> None:
     # oracle: the host road, which test_reference.py compares with float64
     records, weights = [], []
-    for kind in (Lane, DeviceLane):
+    for kind in (OptimizerSlot, DeviceLane):
         params, _, update = make(kind, case)
         outcomes = [run(update, params, factor, divisor) for factor in FACTORS]
         records.append([outcome.record for outcome in outcomes])
@@ -111,8 +113,8 @@ def test_undecided_step_commits_before_the_next_one_or_on_a_look() -> None:
     assert outcome.step == 2
 
 
-@pytest.mark.parametrize("kind", [Lane, DeviceLane])
-def test_outcome_that_nobody_looked_at_holds_no_gradient(kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [OptimizerSlot, DeviceLane])
+def test_outcome_that_nobody_looked_at_holds_no_gradient(kind: type[OptimizerSlot]) -> None:
     # else a loop that keeps its last outcome pays for two sets of gradients in backward
     params, _, update = make(kind, ("adamw", "fused"))
     run(update, params, 1.0, 3.0)
@@ -130,11 +132,11 @@ def test_outcome_that_nobody_looked_at_holds_no_gradient(kind: type[Lane]) -> No
 def test_undecided_empty_window_leaves_the_loss_scale(divisor: float | Tensor) -> None:
     params, _, update = make(DeviceLane, ("adamw", "fused"))
     run(update, params, 1.0, 1.0)
-    state = update.lanes[0].loss_scale.state_dict()
+    state = update.slots[0].loss_scale.state_dict()
     before = [p.detach().clone() for p in params]
     outcome = run(update, params, 1.0, divisor)
     assert (outcome.updated, outcome.reason) == (False, "empty_window")
-    assert update.lanes[0].loss_scale.state_dict() == state
+    assert update.slots[0].loss_scale.state_dict() == state
     assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
 
 
@@ -149,25 +151,25 @@ def test_undecided_divisor_that_cannot_be_holds_and_is_an_error(divisor: float) 
     assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
 
 
-def make_two(kind: type[Lane], overflow: str) -> tuple[list[Parameter], Update]:
+def make_two(kind: type[OptimizerSlot], overflow: str) -> tuple[list[Parameter], Update]:
     torch.manual_seed(0)
     params = [Parameter(torch.randn(6)), Parameter(torch.randn(3, 2))]
     scale = hs.DynamicLossScale(2.0**4, growth_interval=3)
-    lanes = [
+    slots = [
         kind(name, torch.optim.AdamW([p], lr=0.1, fused=True), scale)
         for name, p in zip(("first", "second"), params, strict=True)
     ]
-    return params, Update(lanes, joint=Joint(1.0), overflow=overflow)
+    return params, Update(slots, joint=Joint(1.0), overflow=overflow)
 
 
 def run_two(
     update: Update, params: Sequence[Parameter], factors: Sequence[float]
 ) -> hs.StepOutcome:
     generator = torch.Generator().manual_seed(1)
-    for p, lane, factor in zip(params, update.lanes, factors, strict=True):
+    for p, slot, factor in zip(params, update.slots, factors, strict=True):
         p.grad = torch.randn(p.shape, generator=generator) * factor
-        lane.window.add(torch.tensor(6.0), 3.0, {}, number=1)
-    return update.run(update.lanes)
+        slot.window.add(torch.tensor(6.0), 3.0, {}, number=1)
+    return update.run(update.slots)
 
 
 @pytest.mark.parametrize("overflow", ["together", "independent"])
@@ -175,11 +177,11 @@ def test_undecided_steps_of_two_optimizers_equal_decided_ones(overflow: str) -> 
     # oracle: the host road, which test_several_optimizers.py compares with stock torch
     steps = [(1.0, 1.0), (2.0, 0.5), (math.inf, 1.0), (1.0, math.nan), (1.0, 3.0), (1.0, 1.0)]
     records, weights, scales = [], [], []
-    for kind in (Lane, DeviceLane):
+    for kind in (OptimizerSlot, DeviceLane):
         params, update = make_two(kind, overflow)
         records.append([run_two(update, params, factors).record for factors in steps])
         weights.append([p.detach().clone() for p in params])
-        scales.append(update.lanes[0].loss_scale.state_dict())
+        scales.append(update.slots[0].loss_scale.state_dict())
     assert scales[0] == scales[1]
     for host, device in zip(*records, strict=True):
         parts = zip(host.per_optimizer.values(), device.per_optimizer.values(), strict=True)

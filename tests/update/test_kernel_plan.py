@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 import halfstep as hs
 from halfstep.update import Update, Window
-from halfstep.update.kernel_plan import KernelPlan
+from halfstep.update.optimizers.kernel_plan import KernelPlan
 from optimizers import FUSED_CASES, make_optimizer
 from snapshots import differences, snapshot
 from updates import one_update, run_update
@@ -49,7 +49,7 @@ def window() -> Window:
 
 
 def roads_used(update: Update) -> KernelPlan | None:
-    return update.lanes[0].adapter._plan
+    return update.slots[0].adapter._plan
 
 
 @pytest.mark.parametrize("case", FUSED_CASES, ids="-".join)

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.update.multiplier import decide_on_device, decide_on_host, divide_
+from halfstep.update.decision.multiplier import factors_on_device, factors_on_host
+from halfstep.update.optimizers.gradients import divide_
 
 EPS = torch.finfo(torch.float32).eps
 GRADS = [torch.ones(1)]
@@ -20,9 +21,9 @@ numbers = st.floats(1e-6, 1e6)
 def test_decision_on_host_and_device_agree(
     norm: float, unit: float, max_norm: float | None
 ) -> None:
-    host = decide_on_host(norm, unit, max_norm, GRADS)
+    host = factors_on_host(norm, unit, max_norm, GRADS)
     wide = torch.float64
-    device = decide_on_device(
+    device = factors_on_device(
         torch.tensor(norm, dtype=wide), torch.tensor(unit, dtype=wide), max_norm, GRADS
     )
     assert host.found_inf == device.found_inf.item() == 0.0
@@ -35,8 +36,8 @@ def test_decision_on_host_and_device_agree(
 @pytest.mark.parametrize("norm", [math.inf, math.nan], ids=str)
 def test_decision_of_a_bad_norm_is_exactly_one(norm: float) -> None:
     # fused kernels skip on 1.0 only; 2.0, a sum over devices, would apply the step
-    assert decide_on_host(norm, 1.0, 1.0, GRADS).found_inf == 1.0
-    device = decide_on_device(torch.tensor(norm).double(), torch.ones(()).double(), 1.0, GRADS)
+    assert factors_on_host(norm, 1.0, 1.0, GRADS).found_inf == 1.0
+    device = factors_on_device(torch.tensor(norm).double(), torch.ones(()).double(), 1.0, GRADS)
     assert device.found_inf.item() == 1.0
 
 
@@ -45,7 +46,7 @@ def test_decision_clips_by_torchs_formula() -> None:
     p = torch.nn.Parameter(torch.zeros(2))
     p.grad = torch.tensor([3.0, 4.0])
     torch.nn.utils.clip_grad_norm_([p], 1.0)
-    decision = decide_on_host(5.0 * 8, 8.0, 1.0, GRADS)
+    decision = factors_on_host(5.0 * 8, 8.0, 1.0, GRADS)
     assert p.grad is not None
     assert 3.0 * 8 / decision.multiplier == pytest.approx(p.grad[0].item(), rel=2 * EPS)
 
@@ -53,16 +54,16 @@ def test_decision_clips_by_torchs_formula() -> None:
 def test_decision_checks_what_the_division_makes() -> None:
     # 60000 times 4 is beyond FP16 although 60000 is finite
     grads = [torch.tensor([60000.0], dtype=torch.float16)]
-    assert decide_on_host(60000.0, 0.25, None, grads).found_inf == 1.0
-    assert decide_on_host(60000.0, 1.0, None, grads).found_inf == 0.0
+    assert factors_on_host(60000.0, 0.25, None, grads).found_inf == 1.0
+    assert factors_on_host(60000.0, 1.0, None, grads).found_inf == 0.0
     wide = torch.tensor(60000.0, dtype=torch.float64)
-    assert decide_on_device(wide, torch.tensor(0.25).double(), None, grads).found_inf == 1.0
+    assert factors_on_device(wide, torch.tensor(0.25).double(), None, grads).found_inf == 1.0
 
 
 def test_decision_looks_at_elements_where_only_the_norm_is_too_large() -> None:
     # four times 60000: the norm is 120000, no element overflows
     grads = [torch.full((4,), 60000.0, dtype=torch.float16)]
-    assert decide_on_host(120000.0, 1.0, None, grads).found_inf == 0.0
+    assert factors_on_host(120000.0, 1.0, None, grads).found_inf == 0.0
 
 
 @given(exponent=st.integers(-200, 200))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from halfstep.update.norm import GradientNorm
+from halfstep.update.optimizers.norm import GradientNorm
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import halfstep as hs
-from halfstep.update import Lane, Update, Window
+from halfstep.update import OptimizerSlot, Update, Window
 from snapshots import differences, snapshot
 from updates import run_update
 
-ROADS = [Lane, DeviceLane]
+ROADS = [OptimizerSlot, DeviceLane]
 
 
-def make(road: type[Lane], *vetoes: Any) -> tuple[Parameter, Update]:
+def make(road: type[OptimizerSlot], *vetoes: Any) -> tuple[Parameter, Update]:
     p = Parameter(torch.zeros(4))
     scale = hs.DynamicLossScale(2.0**4, growth_interval=1000)
     optimizer = torch.optim.AdamW([p], lr=0.1, fused=True)
@@ -29,7 +29,7 @@ def make(road: type[Lane], *vetoes: Any) -> tuple[Parameter, Update]:
 
 def step(p: Parameter, update: Update, norm: float, loss: float = 1.0) -> hs.StepOutcome:
     """One window whose true gradient norm is `norm`."""
-    scale = float(update.lanes[0].loss_scale.value)
+    scale = float(update.slots[0].loss_scale.value)
     p.grad = torch.full((4,), scale * norm / 2)
     window = Window()
     window.add(torch.tensor(loss), None, {})
@@ -45,7 +45,7 @@ def large_loss(facts: hs.veto.Facts) -> Tensor:
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_condition_holds_the_update_and_gives_its_reason(road: type[Lane]) -> None:
+def test_condition_holds_the_update_and_gives_its_reason(road: type[OptimizerSlot]) -> None:
     p, update = make(road, large_norm, large_loss)
     for norm, loss, reason in [
         (1.0, 1.0, None),
@@ -59,19 +59,19 @@ def test_condition_holds_the_update_and_gives_its_reason(road: type[Lane]) -> No
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_held_update_moves_nothing_not_even_the_loss_scale(road: type[Lane]) -> None:
+def test_held_update_moves_nothing_not_even_the_loss_scale(road: type[OptimizerSlot]) -> None:
     p, update = make(road, large_norm)
     step(p, update, 1.0)
     step(p, update, 1.0)
-    lane = update.lanes[0]
-    before = copy.deepcopy((snapshot(lane.optimizer), lane.loss_scale.state_dict(), p.detach()))
+    slot = update.slots[0]
+    before = copy.deepcopy((snapshot(slot.optimizer), slot.loss_scale.state_dict(), p.detach()))
     assert step(p, update, 20.0).skipped
-    after = (snapshot(lane.optimizer), lane.loss_scale.state_dict(), p.detach())
+    after = (snapshot(slot.optimizer), slot.loss_scale.state_dict(), p.detach())
     assert differences(list(before), list(after)) == []
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_norm_spike_holds_what_is_far_above_the_mean(road: type[Lane]) -> None:
+def test_norm_spike_holds_what_is_far_above_the_mean(road: type[OptimizerSlot]) -> None:
     # oracle: the mean of the committed norms is 1, so 6 is the limit
     p, update = make(road, hs.veto.norm_spike(6, warmup=3))
     assert step(p, update, 1.0).updated
@@ -83,13 +83,13 @@ def test_norm_spike_holds_what_is_far_above_the_mean(road: type[Lane]) -> None:
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_norm_spike_does_not_hold_during_its_warmup(road: type[Lane]) -> None:
+def test_norm_spike_does_not_hold_during_its_warmup(road: type[OptimizerSlot]) -> None:
     p, update = make(road, hs.veto.norm_spike(2, warmup=3))
     assert [step(p, update, norm).updated for norm in (1.0, 50.0, 1000.0)] == [True] * 3
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_norm_spike_takes_a_lasting_rise_for_the_new_level(road: type[Lane]) -> None:
+def test_norm_spike_takes_a_lasting_rise_for_the_new_level(road: type[OptimizerSlot]) -> None:
     p, update = make(road, hs.veto.norm_spike(3, warmup=2, patience=4))
     for _ in range(4):
         step(p, update, 1.0)
@@ -97,10 +97,10 @@ def test_norm_spike_takes_a_lasting_rise_for_the_new_level(road: type[Lane]) -> 
 
 
 def test_norm_spike_learns_nothing_from_overflows() -> None:
-    p, update = make(Lane, hs.veto.norm_spike(3, warmup=2))
+    p, update = make(OptimizerSlot, hs.veto.norm_spike(3, warmup=2))
     for norm in (1.0, 1.0, 1.0):
         step(p, update, norm)
-    condition = update.lanes[0].vetoes[0]
+    condition = update.slots[0].vetoes[0]
     before = condition.state_dict()
     assert step(p, update, math.inf).reason == "non_finite"
     assert condition.state_dict() == before
@@ -146,6 +146,6 @@ def test_what_is_no_condition_is_refused() -> None:
     for bad in ("norm_spike", 6, [6]):
         with pytest.raises(TypeError, match="veto must be"):
             hs.Engine(model, optimizer, precision="fp32", veto=bad)  # type: ignore[arg-type]
-    p, update = make(Lane, lambda facts: 3)
+    p, update = make(OptimizerSlot, lambda facts: 3)
     with pytest.raises(TypeError, match="must return a bool or a 0-d tensor"):
         step(p, update, 1.0)

@@ -15,9 +15,9 @@ from halfstep.records import BadValueError
 from halfstep.records.comparison import Comparison, compare_steps
 from halfstep.records.step import StepRecord
 from halfstep.training import CheckpointFolder, Engine, Recipe, fit
-from halfstep.training.build import build_engine
-from halfstep.training.checkpoint import read_checkpoint
+from halfstep.training.checkpoint.file import read_checkpoint
 from halfstep.training.rng import rng_state
+from halfstep.training.run.build import build_engine
 
 PARTS = ("scaler", "schedule", "optimizer", "rng", "data", "average", "buffers")
 

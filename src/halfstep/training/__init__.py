@@ -1,14 +1,14 @@
 """Training steps and whole runs."""
 
-from halfstep.training.checkpoint import load_checkpoint, save_checkpoint
-from halfstep.training.checkpoint_folder import CheckpointFolder
-from halfstep.training.engine import Engine
-from halfstep.training.fit import fit
-from halfstep.training.load_recipe import load_recipe
-from halfstep.training.loss import LossSum
-from halfstep.training.recipe import Recipe
-from halfstep.training.schedule import TokenSchedule, warmup_cosine
-from halfstep.training.windows import micro_batches
+from halfstep.training.checkpoint.file import load_checkpoint, save_checkpoint
+from halfstep.training.checkpoint.folder import CheckpointFolder
+from halfstep.training.engine.engine import Engine
+from halfstep.training.engine.loss import LossSum
+from halfstep.training.engine.schedule import TokenSchedule, warmup_cosine
+from halfstep.training.engine.windows import micro_batches
+from halfstep.training.run.fit import fit
+from halfstep.training.run.load_recipe import load_recipe
+from halfstep.training.run.recipe import Recipe
 
 __all__ = [
     "CheckpointFolder",

@@ -1,4 +1,4 @@
-"""Numbers from the device: at once in one wait, or later without one."""
+"""StepNumbers from the device: at once in one wait, or later without one."""
 
 from __future__ import annotations
 
@@ -36,6 +36,19 @@ def on_device(value: Number, device: torch.device) -> Tensor:
     if isinstance(value, Tensor) and not (value.is_cpu and device.type != "cpu"):
         return value.detach().to(device, torch.float64)
     return torch.full((), float(value), dtype=torch.float64, device=device)
+
+
+def as_flag(found_inf: Number, device: torch.device) -> Tensor:
+    """1.0 or 0.0 as a 0-d float32 tensor on `device`; nothing waits for a number."""
+    if isinstance(found_inf, Tensor):
+        return found_inf.to(device, torch.float32)
+    return torch.full((), float(found_inf), dtype=torch.float32, device=device)
+
+
+def any_of(flags: Sequence[Number]) -> Tensor:
+    """1.0 if any flag is not 0; a 0-d float32 tensor on the device of the first that has one."""
+    device = next(flag.device for flag in flags if isinstance(flag, Tensor))
+    return torch.stack([as_flag(flag, device) for flag in flags]).amax()
 
 
 class Readback:

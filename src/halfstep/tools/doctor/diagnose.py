@@ -46,8 +46,8 @@ from halfstep.tools.doctor.underflow import gradient_underflow
 from halfstep.tracing.against import Against
 from halfstep.tracing.source_lines import line_of_error, line_text
 from halfstep.training import Recipe
-from halfstep.training.fit import checked_device
 from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.training.run.fit import checked_device
 
 logger = logging.getLogger("halfstep")
 

@@ -1,0 +1,186 @@
+"""`ScaledBackward`: from a loss to scaled gradients, and the window that counts it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from halfstep.records import BadTypeError, BadValueError, CallOrderError
+from halfstep.training.engine.loss import LossSum, check_loss
+from halfstep.update import LossScale, OptimizerSlot, Window, power_of_two_near
+from halfstep.update.loss_scale.base import promote
+from halfstep.update.optimizers.gradients import values_of
+
+logger = logging.getLogger("halfstep")
+
+
+class ScaledBackward:
+    """Adds micro-batches to the windows of one or several optimizers.
+
+    Args:
+        slots: All optimizers.
+        context: Makes the context for backward: autocast is off in it, and checkpoints recompute
+            under the policy.
+
+    Attributes:
+        nominal: The power of two near the first divisor of the run, by which sums are divided in
+            backward so that FP16 keeps its range; 0 before the first `LossSum`.
+    """
+
+    def __init__(
+        self, slots: Sequence[OptimizerSlot], context: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self.nominal = 0.0
+        self._slots = list(slots)
+        self._context = context
+        self._number = 0
+        self._has_warned_of_fp16_loss = False
+
+    def __call__(
+        self,
+        slots: Sequence[OptimizerSlot],
+        loss: Tensor | LossSum,
+        *,
+        needs_divisor: bool,
+        retain_graph: bool,
+    ) -> None:
+        """One micro-batch.
+
+        Args:
+            slots: The optimizers whose parameters get gradients.
+            loss: As for `Engine.backward`.
+            needs_divisor: Whether a token schedule counts divisors.
+            retain_graph: As in `torch.Tensor.backward`.
+        """
+        total = loss.total if isinstance(loss, LossSum) else loss
+        check_loss(total)
+        divisor = loss.divisor if isinstance(loss, LossSum) else None
+        for slot in slots:
+            _check_micro_batch(slot.window, divisor, slot.parameters(), needs_divisor)
+        self._warn_of_fp16_loss(total)
+        scale = _the_loss_scale(slots)
+        nominal = self._nominal_for(slots, divisor)
+        inputs = self._inputs(slots)
+        scalar = promote(total).reshape(())
+        with self._context():
+            normalised = scalar if divisor is None else scalar / nominal
+            torch.autograd.backward(
+                scale.scale(normalised), retain_graph=retain_graph, inputs=inputs
+            )
+        metrics = loss.metrics if isinstance(loss, LossSum) else {}
+        counted = scalar.double() if divisor is not None else scalar
+        self._number += 1
+        for slot in slots:
+            slot.window.nominal = nominal
+            slot.window.add(counted, divisor, metrics, self._number)
+            slot.window.has_gradients = _any_gradient(slot.parameters())
+
+    def _nominal_for(self, slots: Sequence[OptimizerSlot], divisor: float | Tensor | None) -> float:
+        used = {slot.window.nominal for slot in slots if slot.window.num_micro_batches}
+        if len(used) > 1:
+            raise CallOrderError(
+                "the open windows of these optimizers were begun with different divisors; close"
+                " them with step() before a backward for all of them."
+            )
+        if used:
+            return used.pop()
+        if divisor is None:
+            return 1.0
+        self.nominal = self.nominal or power_of_two_near(divisor)
+        return self.nominal or 1.0
+
+    def _inputs(self, slots: Sequence[OptimizerSlot]) -> list[Tensor] | None:
+        """The parameters that get gradients; ``None`` for all that the loss depends on."""
+        if len(slots) == len(self._slots):
+            return None
+        found = [p for slot in slots for p in slot.parameters() if p.requires_grad]
+        if not found:
+            names = ", ".join(repr(slot.name) for slot in slots)
+            raise BadValueError(
+                f"every parameter of {names} is frozen (requires_grad=False); there is nothing to"
+                " compute gradients for."
+            )
+        return found
+
+    def _warn_of_fp16_loss(self, loss: Tensor) -> None:
+        if loss.dtype is torch.float16 and not self._has_warned_of_fp16_loss:
+            self._has_warned_of_fp16_loss = True
+            logger.warning(
+                "the loss is FP16: its own gradient is the loss scale, which overflows at 65536."
+                " Compute the loss in FP32, from logits.float() (said once)"
+            )
+
+
+def _the_loss_scale(slots: Sequence[OptimizerSlot]) -> LossScale:
+    scales = {id(slot.loss_scale): slot.loss_scale for slot in slots}
+    if len(scales) > 1:
+        names = ", ".join(repr(slot.name) for slot in slots)
+        raise CallOrderError(
+            f"{names} have loss scales of their own, and one backward has one: name the optimizers"
+            " of one scale, backward(loss, optimizers=(...,)), or let them share a scale."
+        )
+    return slots[0].loss_scale
+
+
+def _check_micro_batch(
+    window: Window,
+    divisor: float | Tensor | None,
+    parameters: Sequence[Tensor],
+    needs_divisor: bool,
+) -> None:
+    """Refuse a micro-batch that does not fit what the window holds.
+
+    Args:
+        window: Before this micro-batch.
+        divisor: Of the loss; ``None`` for a mean.
+        parameters: Those of the optimizer.
+        needs_divisor: Whether a token schedule counts divisors.
+    """
+    window.check_kind(divisor)
+    if divisor is None and needs_divisor:
+        raise BadTypeError(
+            "a token schedule needs to know how many tokens a loss is made of; return"
+            " hs.LossSum(total, divisor) instead of a mean."
+        )
+    if window.true_gradients:
+        raise CallOrderError(
+            "backward after gradients() in the same window would add scaled gradients to"
+            " unscaled ones; call gradients() after the last backward."
+        )
+    if not window.num_micro_batches:
+        _refuse_stray_gradients(parameters)
+    elif window.has_gradients and not _any_gradient(parameters):
+        raise CallOrderError(
+            "the gradients of this window were cleared between two backward() calls; remove the"
+            " zero_grad(), engine.step() does that at the end of the window."
+        )
+
+
+def _any_gradient(parameters: Sequence[Tensor]) -> bool:
+    """Whether a parameter has a gradient."""
+    return any(p.grad is not None for p in parameters)
+
+
+def _refuse_stray_gradients(parameters: Sequence[Tensor]) -> None:
+    """Refuse to start a window on gradients that the engine did not make.
+
+    Zeros (``zero_grad(set_to_none=False)``) are harmless and dropped.
+    """
+    stray = [p for p in parameters if p.grad is not None]
+    if any(bool(torch.count_nonzero(_values(p))) for p in stray):
+        raise CallOrderError(
+            "there are gradients that engine.backward() of this window did not make (a"
+            " loss.backward() of your own, or another engine's); they must not be mixed with scaled"
+            " ones. Use engine.backward(loss), or optimizer.zero_grad() before the window."
+        )
+    for p in stray:
+        p.grad = None
+
+
+def _values(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return values_of(p.grad.coalesce() if p.grad.is_sparse else p.grad)

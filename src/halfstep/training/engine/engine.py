@@ -1,0 +1,491 @@
+"""`Engine`: mixed-precision training steps in the only right order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from halfstep.precision import PolicyContext, PrecisionSetting, as_policy
+from halfstep.records import BadValueError, CallOrderError, ScaleCollapse
+from halfstep.training.engine.backward import ScaledBackward
+from halfstep.training.engine.followers import Followers, as_averaged
+from halfstep.training.engine.loss import LossSum
+from halfstep.training.engine.lost_updates import LostUpdates
+from halfstep.training.engine.names import (
+    Names,
+    as_named,
+    check_word,
+    for_each,
+    named_slots,
+    of_which,
+    open_slots,
+    slots_to_step,
+    the_only,
+)
+from halfstep.training.engine.replay import Replay
+from halfstep.training.engine.schedule import Schedule
+from halfstep.training.engine.settings import (
+    Limit,
+    ScaleSetting,
+    build_slots,
+    schedules_for,
+)
+from halfstep.training.engine.setup_checks import check_models, check_optimizers
+from halfstep.training.engine.state import check_engine_state, engine_state, load_engine_state
+from halfstep.training.engine.weight_casts import cast_weights_once
+from halfstep.training.engine.windows import checked_window
+from halfstep.update import (
+    Counters,
+    Joint,
+    LossScale,
+    NoLossScale,
+    OptimizerSlot,
+    StepOutcome,
+    Update,
+)
+from halfstep.update.decision.clipping import Clip
+from halfstep.update.decision.veto import Condition
+
+logger = logging.getLogger("halfstep")
+
+Batch = TypeVar("Batch")
+LossFn = Callable[[Any, Batch], Tensor | LossSum]
+
+
+class Engine:
+    """Mixed-precision training of one model by one optimizer, or of several by name.
+
+    With `train_step` for new loops, or by hand in loops that exist::
+
+        with engine.autocast():
+            loss = loss_fn(model, batch)
+        engine.backward(loss)                  # any number of times: the window
+        outcome = engine.step()                # sets the gradients to None
+
+    Nothing moves on a skip: parameters, optimizer state, schedule, token clock, counters.
+
+    With mappings by name (a GAN), each optimizer has a window of its own::
+
+        engine.backward(loss, optimizers="generator")
+        outcome = engine.step("generator")
+
+    Args:
+        model: FP32 parameters on their device; trainable FP16 parameters are refused. Or several
+            models by name.
+        optimizer: Any torch optimizer over parameters of the models whose step needs no closure;
+            or several by name, of one model or of several.
+        precision: ``"auto"`` (asks the hardware and logs why), ``"fp32"``, ``"bf16"``,
+            ``"fp16"``, a `Policy`, or the path of a ``precision.toml``.
+        max_norm: Clip the gradients of the whole window to this 2-norm, in FP32 terms: the scale
+            does not change its meaning. torch's formula, with its 1e-6. With several optimizers a
+            limit for each, a mapping, or `Joint` for one norm over those that step together.
+        clip: Instead, a callable that gets the list of parameters with their true gradients and
+            changes them in place. A finite check follows it.
+        loss_scale: ``"auto"`` (dynamic for fp16, none otherwise), a number, ``None``, or a loss
+            scale object, shared by all optimizers; or a mapping, for scales of their own.
+        schedule: A `TokenSchedule` (needs `LossSum` losses) or a torch `LRScheduler`, stepped
+            once per committed update; or a mapping. Epoch schedulers stay in your loop.
+        ema: A decay such as 0.999, or a `torch.optim.swa_utils.AveragedModel` of the model; it is
+            updated once per committed update and is `engine.ema`. Or a mapping by model.
+        overflow: Where several optimizers step together and one has to hold: ``"together"``, all
+            hold; ``"independent"``, the others move.
+        buffers: ``"keep"``, or ``"rollback"`` to put module buffers (BatchNorm's statistics) back
+            after a skip and after `abort`; they are copied at the start of each window.
+        fuse: ``"auto"`` switches a stock Adam, AdamW, SGD or Adagrad that left `fused` and
+            `foreach` open and has no state yet to its fused kernel; ``False`` leaves it alone.
+        veto: A condition on the device that holds an update although its gradients are finite
+            (``hs.veto.norm_spike(6)``), or several: callables that get `hs.veto.Facts` and return
+            a 0-d tensor. The loss scale takes no note of such a skip.
+        on_collapse: What follows ``max_consecutive_skips`` skips of an FP16 run in a row:
+            ``"raise"`` `ScaleCollapse`, or go on as a whole in ``"bf16"`` or ``"fp32"`` without a
+            loss scale, which is logged as an error and is in the outcome.
+        diagnose: ``"never"``; ``"raise"`` to stop at the first window with a non-finite gradient,
+            naming the parameter; ``"on_skip"`` to run a skipped window of `train_step` again under
+            a tracer and put the first bad op into the outcome (`loss_fn` is called again, its side
+            effects happen twice; the host waits for every step).
+
+        lost_updates: Find, for every update, the share of each parameter that had a gradient and
+            did not move by a bit (`outcome.lost_updates`): low-precision weights, a tiny learning
+            rate. Costs a copy of the weights per update; for some steps of a run, not for all.
+
+    Attributes:
+        models: By name; a single one is called ``"model"``.
+        optimizers: By name; a single one is called ``"optimizer"``.
+
+    Raises:
+        BadTypeError, BadValueError: One sentence per mistake, see the messages.
+
+    Example:
+        >>> import torch, halfstep as hs
+        >>> model = torch.nn.Linear(4, 1)
+        >>> engine = hs.Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="fp32")
+        >>> outcome = engine.train_step([torch.ones(2, 4)], lambda model, x: model(x).mean())
+        >>> outcome.updated, outcome.reason
+        (True, None)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: Optimizer | Mapping[str, Optimizer],
+        *,
+        precision: PrecisionSetting = "auto",
+        max_norm: Limit | Mapping[str, float | None] = None,
+        clip: Clip | None = None,
+        loss_scale: ScaleSetting | Mapping[str, ScaleSetting] = "auto",
+        schedule: Schedule | Mapping[str, Schedule | None] | None = None,
+        ema: AveragedModel | float | Mapping[str, AveragedModel | float | None] | None = None,
+        overflow: str = "together",
+        buffers: str = "keep",
+        fuse: str | bool = "auto",
+        veto: Condition | Sequence[Condition] = (),
+        on_collapse: str = "raise",
+        diagnose: str = "never",
+        lost_updates: bool = False,
+    ) -> None:
+        self.models = MappingProxyType(as_named("model", model))
+        self.optimizers = MappingProxyType(as_named("optimizer", optimizer))
+        self.device = check_models(self.models)
+        check_optimizers(self.optimizers, self.models)
+        check_word("diagnose", diagnose, ("never", "raise", "on_skip"))
+        check_word("on_collapse", on_collapse, ("raise", "bf16", "fp32"))
+        check_word("overflow", overflow, ("together", "independent"))
+        check_word("buffers", buffers, ("keep", "rollback"))
+        self.policy = as_policy(precision, self.device, self.models)
+        schedules = schedules_for(schedule, self.optimizers)
+        averages = for_each("ema", ema, self.models)
+        slots = build_slots(
+            self.models,
+            self.optimizers,
+            policy=self.policy,
+            max_norm=max_norm,
+            clip=clip,
+            loss_scale=loss_scale,
+            fuse=fuse,
+            veto=veto,
+        )
+        emas = {name: as_averaged(averages[name], each) for name, each in self.models.items()}
+        self._followers = Followers(self.models, slots, schedules, emas, buffers == "rollback")
+        self._update = Update(
+            slots,
+            joint=max_norm if isinstance(max_norm, Joint) else None,
+            overflow=overflow,
+            stop_at_non_finite=diagnose == "raise",
+            on_commit=self._followers.committed,
+            on_skip=self._followers.held,
+        )
+        self._backward = ScaledBackward(slots, lambda: self.policy.recompute(self.device.type))
+        self._argument = model  # what loss_fn gets
+        self._on_collapse = on_collapse
+        self._replays = diagnose == "on_skip"
+        self._finds_lost_updates = lost_updates
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, where there is one; else see `models`."""
+        return the_only("model", "models", self.models.values(), self.models)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, where there is one; else see `optimizers`."""
+        return the_only("optimizer", "optimizers", self.optimizers.values(), self.optimizers)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale object; ``engine.loss_scale.value`` is the current factor."""
+        scales = self.loss_scales
+        return the_only("loss_scale", "loss_scales", scales.values(), scales)
+
+    @property
+    def loss_scales(self) -> dict[str, LossScale]:
+        """Optimizer name to its loss scale; the same object where they share one."""
+        return {slot.name: slot.loss_scale for slot in self._update.slots}
+
+    @property
+    def ema(self) -> AveragedModel | None:
+        """The averaged weights, ``None`` without."""
+        return the_only("ema", "emas", self.emas.values(), self.emas)
+
+    @property
+    def emas(self) -> dict[str, AveragedModel | None]:
+        """Model name to its averaged weights."""
+        return dict(self._followers.emas)
+
+    @property
+    def num_updates(self) -> int:
+        """Steps that moved parameters."""
+        return self._settled_counters().num_updates
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps that moved nothing."""
+        return self._settled_counters().num_skipped
+
+    @property
+    def consumed(self) -> float:
+        """The token clock: sum of the divisors of all committed updates."""
+        return self._settled_counters().consumed
+
+    @property
+    def counters(self) -> dict[str, Counters]:
+        """Optimizer name to its own attempts, updates and consumed tokens."""
+        self._update.settle()
+        return {slot.name: slot.counters for slot in self._update.slots}
+
+    def _settled_counters(self) -> Counters:
+        self._update.settle()
+        return self._update.counters
+
+    def autocast(self) -> PolicyContext:
+        """The context for forward and loss; backward and step never belong inside."""
+        if torch.is_grad_enabled():
+            self._followers.window_opens()
+        return self.policy.autocast(self.device.type)
+
+    def backward(
+        self,
+        loss: Tensor | LossSum,
+        optimizers: Names = None,
+        *,
+        retain_graph: bool = False,
+    ) -> None:
+        """Add one micro-batch to the window: scaled backward, outside autocast.
+
+        Args:
+            loss: A real scalar (a mean; every micro-batch of the window weighs the same) or a
+                `LossSum`. A window never mixes the two.
+            optimizers: Names of those whose parameters get gradients; ``None`` for all.
+            retain_graph: As in `torch.Tensor.backward`.
+
+        Raises:
+            BadTypeError: Anything else, a tuple above all.
+            CallOrderError: After `gradients` in the same window, when kinds of losses are mixed,
+                or when gradients lie around that were made without the engine.
+
+        Syncs: no; the first `LossSum` of a run reads its divisor once.
+        """
+        slots = named_slots(self._update.slots, optimizers)
+        needs_divisor = self._followers.counts_tokens(slots)
+        self._backward(slots, loss, needs_divisor=needs_divisor, retain_graph=retain_graph)
+
+    def step(self, optimizers: Names = None) -> StepOutcome:
+        """Close the window: one update or none, and the gradients are ``None``.
+
+        Args:
+            optimizers: Names of those to step; ``None`` for all with an open window, together.
+
+        Raises:
+            CallOrderError: Without a `backward` since the last step.
+            NonFiniteGradientError: With ``diagnose="raise"``.
+            ScaleCollapse: After too many skips in a row.
+
+        Syncs: with fused optimizers on an accelerator the host waits for the *previous* step
+        only; any other optimizer costs one wait.
+        """
+        slots = slots_to_step(self._update.slots, optimizers)
+        updates_before = self._settled_counters().num_updates
+        try:
+            lost = LostUpdates(slots) if self._finds_lost_updates else None
+            outcome = self._update.run(slots)
+            if lost is not None:
+                outcome.attach_lost_updates(*lost.compare())
+            return outcome
+        except ScaleCollapse as collapse:
+            if collapse.record is None or not self._may_fall_back():
+                raise
+            self._fall_back()
+            logger.error("%s The run goes on in %s.", collapse, self._on_collapse)
+            record = replace(collapse.record, fallback=self._on_collapse)
+            return StepOutcome(lambda: record)
+        except BaseException:
+            if self._update.counters.num_updates == updates_before:
+                self._followers.nothing_moved()
+            raise
+        finally:
+            self._followers.window_closes()
+
+    def train_step(
+        self,
+        window: Iterable[Batch],
+        loss_fn: LossFn[Batch],
+        optimizers: Names = None,
+    ) -> StepOutcome:
+        """Forward and backward of every micro-batch under autocast, then one step.
+
+        Args:
+            window: A list or an iterator of micro-batches; see `micro_batches`.
+            loss_fn: Called as ``loss_fn(model, batch)`` inside autocast; the model is what the
+                engine was given, the mapping if there are several.
+            optimizers: Names of those that learn from it; ``None`` for all, together.
+
+        Returns:
+            The outcome of the step.
+
+        Raises:
+            What `backward` and `step` raise. After an exception, the user's too, the window is
+            dropped and nothing has moved; windows of other optimizers stay open.
+        """
+        batches = checked_window(window)
+        slots = named_slots(self._update.slots, optimizers)
+        names = [slot.name for slot in slots]
+        if any(slot.window.num_micro_batches for slot in slots):
+            raise CallOrderError(
+                "train_step inside an open window: call step() or abort() after your own"
+                " backward() first."
+            )
+        self._followers.window_closes()  # a forward of the user's own may have opened one
+        self._followers.window_opens()
+        replay = None
+        if self._replays:
+            batches = list(batches)
+            replay = self._prepare_replay(batches, loss_fn, slots)
+        try:
+            with cast_weights_once(self.device.type, self.models.values(), batches):
+                for batch in batches:
+                    with self.autocast():
+                        loss = loss_fn(self._argument, batch)  # type: ignore[arg-type]
+                    self.backward(loss, names)
+                    del loss
+            if not slots[0].window.num_micro_batches:
+                raise BadValueError("train_step got an empty window; there is nothing to update.")
+            nominal = slots[0].window.nominal
+            try:
+                outcome = self.step(names)
+            except ScaleCollapse as collapse:
+                if replay is not None:
+                    raise replay.explain(collapse, nominal) from None
+                raise
+            if replay is not None and outcome.reason == "non_finite":
+                outcome.attach(replay.diagnose(outcome.loss_scale, nominal))
+            return outcome
+        except BaseException:
+            self.abort(names)
+            raise
+
+    def _prepare_replay(
+        self, batches: list[Any], loss_fn: LossFn[Any], slots: Sequence[OptimizerSlot]
+    ) -> Replay:
+        return Replay.of(
+            models=list(self.models.values()),
+            argument=self._argument,
+            policy=self.policy,
+            device_type=self.device.type,
+            parameters=[p for slot in slots for p in slot.parameters()],
+            loss_fn=loss_fn,
+            batches=batches,
+        )
+
+    @contextlib.contextmanager
+    def gradients(self, optimizers: Names = None) -> Iterator[Mapping[str, Tensor]]:
+        """The true gradients of the window, once, before the step.
+
+        Inside, ``.grad`` holds what FP32 training would have: unscaled, divided by the window's
+        divisor, not clipped. Change them in place (noise, own clipping); the finite check comes
+        after you.
+
+        Args:
+            optimizers: Names of those whose gradients; ``None`` for all with an open window.
+
+        Yields:
+            Parameter name to gradient, for the parameters that have one; with several models the
+            model's name stands before it (``"generator.0.weight"``).
+
+        Raises:
+            CallOrderError: Without a backward, or a second time in a window.
+
+        Syncs: no.
+        """
+        slots = open_slots(self._update.slots, optimizers)
+        if not slots or not all(slot.window.num_micro_batches for slot in slots):
+            raise CallOrderError("gradients() without backward(): this window has none yet.")
+        if any(slot.window.true_gradients for slot in slots):
+            raise CallOrderError(
+                "gradients() was already used in this window; the gradients are true since then."
+            )
+        for slot in slots:
+            slot.unscale_()
+        found = {name: grad for slot in slots for name, grad in slot.gradients().items()}
+        yield MappingProxyType(found)
+
+    def abort(self, optimizers: Names = None) -> None:
+        """Drop an open window: its gradients become ``None`` and nothing has happened.
+
+        For retries after an out-of-memory error. Without an open window it does nothing.
+
+        Args:
+            optimizers: Names of those whose windows; ``None`` for all.
+        """
+        self._update.abort(named_slots(self._update.slots, optimizers))
+        self._followers.nothing_moved()
+        self._followers.window_closes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the engine itself knows: scale, counters, clock, schedule, averaged weights.
+
+        Model and optimizer have their own ``state_dict``.
+
+        Raises:
+            CallOrderError: Inside an open window, whose gradients no checkpoint holds.
+
+        Syncs: yes.
+        """
+        if slots := open_slots(self._update.slots, None):
+            raise CallOrderError(
+                f"state_dict() inside an open window{of_which(slots, self._update.slots)} would"
+                " lose its gradients; save after step()."
+            )
+        self._update.settle()
+        return engine_state(self.policy.format, self._update, self._backward, self._followers)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; an open window is dropped.
+
+        Args:
+            state: From an engine built the same way.
+
+        Raises:
+            BadValueError: The state is not an engine's, or was made with other optimizers,
+                another kind of schedule or loss scale. Nothing is changed then.
+        """
+        self.check_state_dict(state)
+        if self._has_fallen_back(state):
+            self._fall_back()
+        self._update.settle()
+        self._update.abort(self._update.slots)
+        self._followers.window_closes()
+        load_engine_state(state, self._update, self._backward, self._followers)
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` could not load; changes nothing.
+
+        Args:
+            state: As for `load_state_dict`.
+
+        Raises:
+            BadValueError: As there.
+        """
+        falls_back = self._has_fallen_back(state)
+        check_engine_state(state, self._update, self._followers, falls_back)
+
+    def _may_fall_back(self) -> bool:
+        return self.policy.format == "fp16" and self._on_collapse != "raise"
+
+    def _has_fallen_back(self, state: dict[str, Any]) -> bool:
+        """Whether the run that wrote a state had, so that this one must follow."""
+        return state.get("format") == self._on_collapse and self._may_fall_back()
+
+    def _fall_back(self) -> None:
+        reason = "fell back after the loss scale collapsed in fp16"
+        self.policy = replace(self.policy, format=self._on_collapse, reason=reason)
+        none = NoLossScale()
+        for slot in self._update.slots:
+            slot.use(none)

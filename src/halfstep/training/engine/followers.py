@@ -1,0 +1,191 @@
+"""What follows an update: schedules and averages on a commit, buffers on a skip.
+
+A new thing that must move with the weights, and stand still with them, goes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from halfstep.records import BadTypeError, BadValueError, CallOrderError
+from halfstep.training.engine.buffers import BufferRollback
+from halfstep.training.engine.schedule import (
+    Schedule,
+    TokenSchedule,
+    advance,
+    schedule_state,
+)
+from halfstep.update import OptimizerSlot
+from halfstep.update.readback import Number
+
+
+class Followers:
+    """Schedules, averaged weights and buffer rollback of one engine.
+
+    Args:
+        models: By name.
+        slots: Their optimizers.
+        schedules: OptimizerSlot name to schedule or ``None``.
+        emas: Model name to average or ``None``.
+        rolls_back: Whether module buffers come back after a skip.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        slots: Sequence[OptimizerSlot],
+        schedules: Mapping[str, Schedule | None],
+        emas: Mapping[str, AveragedModel | None],
+        rolls_back: bool,
+    ) -> None:
+        self.emas = dict(emas)
+        self._models = dict(models)
+        self._slots = list(slots)
+        self._schedules = dict(schedules)
+        self._slots_of = {name: _slots_of(model, slots) for name, model in models.items()}
+        self._buffers: dict[str, BufferRollback] = {}
+        if rolls_back:
+            self._buffers = {name: BufferRollback(model) for name, model in models.items()}
+        for slot in slots:
+            schedule = self._schedules[slot.name]
+            if isinstance(schedule, TokenSchedule):
+                schedule.apply(slot.optimizer, 0.0)
+
+    def counts_tokens(self, slots: Sequence[OptimizerSlot]) -> bool:
+        """Whether a schedule needs to know how many tokens a loss is made of."""
+        return any(isinstance(self._schedules[slot.name], TokenSchedule) for slot in slots)
+
+    def window_opens(self) -> None:
+        """Copy what a skip must put back, once per window."""
+        for rollback in self._buffers.values():
+            if not rollback.is_open:
+                rollback.remember()
+
+    def window_closes(self) -> None:
+        """Forget the copies: a later `nothing_moved` is about another window."""
+        for name, rollback in self._buffers.items():
+            if not self._is_open(name):
+                rollback.forget()
+
+    def nothing_moved(self) -> None:
+        """Put back what the forward pass has moved, except where a window is still open."""
+        for name, rollback in self._buffers.items():
+            if not self._is_open(name):
+                rollback.restore()
+
+    def held(self, held: Mapping[OptimizerSlot, Number]) -> None:
+        """Put back the buffers of models of which no optimizer moved.
+
+        Args:
+            held: For each optimizer of the step 1 if it holds; a 0-d tensor where the kernel
+                decides. A model without an optimizer in this step goes with the whole step.
+        """
+        for name, rollback in self._buffers.items():
+            if self._is_open(name):
+                continue
+            own = [held[slot] for slot in self._slots_of[name] if slot in held]
+            rollback.restore(_all_of(own or list(held.values())))
+
+    def committed(self, slots: Sequence[OptimizerSlot]) -> None:
+        """Move with a committed update.
+
+        Args:
+            slots: Those that moved.
+
+        Raises:
+            CallOrderError: The user's schedule raised; the update was made all the same.
+        """
+        for name, ema in self.emas.items():
+            if ema is not None and any(slot in slots for slot in self._slots_of[name]):
+                ema.update_parameters(self._models[name])
+        for slot in slots:
+            try:
+                advance(self._schedules[slot.name], slot.optimizer, slot.counters.consumed)
+            except Exception as error:
+                raise CallOrderError(
+                    f"the schedule failed after update {slot.counters.num_updates} was made"
+                    f" (weights and counters have moved): {error}"
+                ) from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the schedules and of the averages, by name."""
+        return {
+            "schedules": {name: schedule_state(s) for name, s in self._schedules.items()},
+            "emas": {n: None if ema is None else ema.state_dict() for n, ema in self.emas.items()},
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of other followers, before anything is changed."""
+        for name, schedule in self._schedules.items():
+            saved, present = state["schedules"][name], schedule_state(schedule)
+            saved_kind, kind = (s and s["kind"] for s in (saved, present))
+            if saved_kind != kind:
+                raise BadValueError(
+                    f"the state was saved with the schedule {saved_kind}, this engine has {kind};"
+                    " build the engine with the schedule of the run that wrote it."
+                )
+        for name, ema in self.emas.items():
+            if (state["emas"][name] is None) != (ema is None):
+                was, now = ("with", "none") if ema is None else ("without", "one")
+                raise BadValueError(
+                    f"the state was saved {was} an average of the weights, this engine has {now};"
+                    " build it with the same ema."
+                )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, at the slots' present clocks."""
+        for slot in self._slots:
+            schedule = self._schedules[slot.name]
+            if isinstance(schedule, TokenSchedule):
+                schedule.apply(slot.optimizer, slot.counters.consumed)
+            elif schedule is not None:
+                schedule.load_state_dict(state["schedules"][slot.name]["state"])
+        for name, ema in self.emas.items():
+            if ema is not None:
+                ema.load_state_dict(state["emas"][name])
+
+    def _is_open(self, model: str) -> bool:
+        return any(slot.window.num_micro_batches for slot in self._slots_of[model])
+
+
+def as_averaged(ema: AveragedModel | float | None, model: nn.Module) -> AveragedModel | None:
+    """The averaged model that a setting asks for.
+
+    Args:
+        ema: ``None``, a decay between 0 and 1 (makes an exponential moving average of parameters
+            and buffers), or an `AveragedModel` of `model`, which is used as it is.
+        model: What is averaged.
+
+    Raises:
+        BadValueError: A decay that is not between 0 and 1.
+        BadTypeError: Something else.
+    """
+    if ema is None or isinstance(ema, AveragedModel):
+        return ema
+    if isinstance(ema, bool) or not isinstance(ema, (int, float)):
+        raise BadTypeError(
+            "ema must be a decay such as 0.999 or a torch.optim.swa_utils.AveragedModel, got"
+            f" {type(ema).__name__}."
+        )
+    if not 0 < ema < 1:
+        raise BadValueError(f"ema must be a decay between 0 and 1, got {ema}.")
+    average = get_ema_multi_avg_fn(ema)  # type: ignore[no-untyped-call]
+    return AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+
+
+def _slots_of(model: nn.Module, slots: Sequence[OptimizerSlot]) -> list[OptimizerSlot]:
+    held = {id(p) for p in model.parameters()}
+    return [slot for slot in slots if any(id(p) in held for p in slot.parameters())]
+
+
+def _all_of(flags: Sequence[Number]) -> Number:
+    if len(flags) == 1:
+        return flags[0]
+    if not any(isinstance(flag, Tensor) for flag in flags):
+        return min(flags)
+    return torch.stack([flag for flag in flags if isinstance(flag, Tensor)]).amin()

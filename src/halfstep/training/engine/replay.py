@@ -1,0 +1,171 @@
+"""Running a skipped window again: nothing has moved, so it fails again, under a tracer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from halfstep.precision import Policy
+from halfstep.records import ScaleCollapse
+from halfstep.records.window_diagnosis import Verdict, WindowDiagnosis
+from halfstep.tracing import BadOp, find_first_bad_op
+from halfstep.training.engine.buffers import BufferRollback
+from halfstep.training.engine.loss import LossSum
+from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.update.loss_scale.base import promote
+from halfstep.update.optimizers.norm import GradientNorm
+
+logger = logging.getLogger("halfstep")
+
+_STEP = 4.0  # between the scales that are tried, downwards
+_SMALLEST = 2.0**-14
+
+
+@dataclass
+class Replay:
+    """Everything that a window was made of.
+
+    Attributes:
+        models, policy, device_type: As in the engine.
+        argument: What `loss_fn` gets beside a batch.
+        parameters: Those of the optimizer; their gradients are dropped afterwards.
+        loss_fn: Called again: its side effects happen twice.
+        batches: The window.
+        rng: State of the generators before the window.
+        buffers: Module buffers from before the window.
+    """
+
+    models: Sequence[nn.Module]
+    argument: Any
+    policy: Policy
+    device_type: str
+    parameters: Sequence[Tensor]
+    loss_fn: Callable[[Any, Any], Tensor | LossSum]
+    batches: Sequence[Any]
+    rng: dict[str, Any]
+    buffers: list[BufferRollback]
+
+    @classmethod
+    def of(cls, **settings: Any) -> Replay:
+        """A replay of the window that is about to begin; takes the attributes but the last two."""
+        buffers = _remembered(settings["models"])
+        return cls(rng=rng_state(), buffers=buffers, **settings)
+
+    def explain(self, collapse: ScaleCollapse, nominal: float) -> ScaleCollapse:
+        """The same error with a diagnosis of its last window."""
+        record = collapse.record
+        if record is None:
+            return collapse
+        record = replace(record, diagnosis=self.diagnose(record.loss_scale, nominal))
+        return ScaleCollapse(collapse.num_skips, collapse.scales, collapse.parameters, record)
+
+    def diagnose(self, scale: float, nominal: float) -> WindowDiagnosis | None:
+        """Find the first bad op, then the largest lower scale at which the window is finite.
+
+        Args:
+            scale: Loss scale of the window.
+            nominal: What its losses were divided by in backward.
+
+        Returns:
+            ``None``, with a log line, if the replay itself failed: the skip was decided already,
+            and a run must not end because it could not be explained.
+        """
+        try:
+            return self._diagnose(scale, nominal)
+        except Exception as error:
+            logger.warning("the replay of a skipped window failed: %s", error, exc_info=True)
+            return None
+
+    def _diagnose(self, scale: float, nominal: float) -> WindowDiagnosis:
+        after = rng_state()
+        buffers_after = _remembered(self.models)
+        try:
+            bad = find_first_bad_op(self.models, lambda: self._results(scale, nominal))
+            if bad is None:
+                return _result("not_reproduced", None, scale, None)
+            if not self._batch_is_finite():
+                return _result("bad_batch", bad, scale, None)
+            finite_at = self._largest_finite_scale(scale, nominal)
+            verdict: Verdict = "never_finite" if finite_at is None else "scale_searching"
+            return _result(verdict, bad, scale, finite_at)
+        finally:
+            self._clean_up()
+            for buffers in buffers_after:
+                buffers.restore()
+            set_rng_state(after)
+
+    def _run(self, scale: float, nominal: float) -> float | Tensor:
+        """Forward and backward of the whole window; returns the gradient norm."""
+        grads = self._results(scale, nominal)[len(self.batches) :]
+        return GradientNorm()(grads) if grads else 0.0
+
+    def _results(self, scale: float, nominal: float) -> list[Tensor]:
+        """Forward and backward of the whole window; returns the losses, then the gradients."""
+        self._clean_up()
+        set_rng_state(self.rng)
+        losses = []
+        for batch in self.batches:
+            with self.policy.autocast(self.device_type):
+                loss = self.loss_fn(self.argument, batch)
+            total = loss.total if isinstance(loss, LossSum) else loss
+            losses.append(total.detach())
+            with self.policy.recompute(self.device_type):
+                torch.autograd.backward(
+                    promote(total).reshape(()) / nominal * scale, inputs=self._inputs()
+                )
+        return losses + [p.grad for p in self.parameters if p.grad is not None]
+
+    def _largest_finite_scale(self, scale: float, nominal: float) -> float | None:
+        scale /= _STEP
+        while scale >= _SMALLEST:
+            if math.isfinite(float(self._run(scale, nominal))):
+                return scale
+            scale /= _STEP
+        return None
+
+    def _batch_is_finite(self) -> bool:
+        leaves = pytree.tree_leaves(list(self.batches))
+        tensors = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+        return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+    def _inputs(self) -> list[Tensor]:
+        return [p for p in self.parameters if p.requires_grad]
+
+    def _clean_up(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+        for buffers in self.buffers:
+            buffers.restore()
+
+
+def _remembered(models: Sequence[nn.Module]) -> list[BufferRollback]:
+    found = [BufferRollback(model) for model in models]
+    for buffers in found:
+        buffers.remember()
+    return found
+
+
+def _result(
+    verdict: Verdict, bad: BadOp | None, scale: float, finite_at: float | None
+) -> WindowDiagnosis:
+    op = bad.record if bad is not None else None
+    return WindowDiagnosis(
+        verdict=verdict,
+        op=op.op if op else "",
+        module=op.module if op else "",
+        phase=op.phase if op else "",
+        dtype=op.dtype if op else "",
+        shape=op.shape if op else (),
+        largest_input=bad.largest_input if bad else 0.0,
+        finite_fraction=op.finite_fraction if op else 1.0,
+        scale=scale,
+        finite_at_scale=finite_at,
+        buffers_restored=True,
+    )

@@ -1,0 +1,219 @@
+"""Loss scales: the common methods, none and static, and the count of skips in a row."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.records import BadValueError, ScaleCollapse
+
+
+class LossScale:
+    """What the loss is multiplied by so that small gradients survive FP16.
+
+    The base class holds a constant scale and counts skips; `NoLossScale`, `StaticLossScale` and
+    `DynamicLossScale` are what you construct. All live on the device of the loss and none makes
+    the host wait.
+
+    Args:
+        init_scale: The factor S, positive and finite.
+        max_consecutive_skips: After this many skips in a row `ScaleCollapse` is raised: a run
+            that skips every update looks alive and learns nothing.
+    """
+
+    def __init__(self, init_scale: float, max_consecutive_skips: int) -> None:
+        checked_count("max_consecutive_skips", max_consecutive_skips)
+        self.max_consecutive_skips = max_consecutive_skips
+        self._skips = SkipsInARow()
+        self._scale = torch.tensor(checked_scale("init_scale", init_scale), dtype=torch.float32)
+
+    @property
+    def num_consecutive_skips(self) -> int:
+        """Skips since the last window that was not one."""
+        return self._skips.count
+
+    @property
+    def value(self) -> Tensor:
+        """The current scale, a 0-d float32 tensor on the device of the loss (read-only)."""
+        return self._scale
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Multiply the loss by the scale, in FP32.
+
+        Args:
+            loss: Any shape, floating. FP16 and BF16 are promoted first: a one-element FP16 loss
+                times 65536 would be inf.
+
+        Returns:
+            float32 (float64 for a float64 loss), same shape, with the graph of `loss`.
+
+        Syncs: no.
+        """
+        self.to(loss.device)
+        return promote(loss) * self._scale
+
+    def update(self, found_inf: Tensor) -> None:
+        """Take note of one window.
+
+        Args:
+            found_inf: 0-d float32, 1.0 if a gradient held inf or NaN, else 0.0.
+
+        Raises:
+            ScaleCollapse: `found_inf` is on the CPU and this was one skip in a row too many. For
+                a device tensor call `observe` once the host knows.
+
+        Syncs: no.
+        """
+        scale = self._scale.clone()
+        self.adjust(found_inf.to(self._scale.device))
+        if found_inf.device.type == "cpu":
+            self.observe(bool(found_inf), float(scale))
+
+    def adjust(self, found_inf: Tensor) -> None:
+        """The device half of `update`: change the scale, leave the skip counter to `observe`.
+
+        Args:
+            found_inf: 0-d float32 on the device of the scale.
+        """
+
+    def device_state(self) -> list[Tensor]:
+        """The tensors that `adjust` changes, for a caller that may have to put them back."""
+        return []
+
+    def observe(self, skipped: bool, scale: float) -> None:
+        """Tell the host-side counters how a window ended.
+
+        Args:
+            skipped: Whether the gradients were not finite.
+            scale: The scale that the window used.
+
+        Raises:
+            ScaleCollapse: `max_consecutive_skips` skips in a row.
+        """
+        self._skips.observe(skipped, scale, self.max_consecutive_skips)
+
+    def to(self, device: torch.device) -> None:
+        """Move the scale to `device`; nothing happens if it is there."""
+        if self._scale.device != device:
+            self._scale = self._scale.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on: ``scale`` and the skip counter.
+
+        Syncs: yes, the scale is read.
+        """
+        return {"scale": float(self._scale), "num_consecutive_skips": self.num_consecutive_skips}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` of the same class returned.
+
+        Raises:
+            BadValueError: A field is missing or the scale is not positive and finite.
+        """
+        if "scale" not in state:
+            raise BadValueError(
+                f"expected the state of a {type(self).__name__} with a 'scale', got the keys"
+                f" {sorted(state)}; a disabled torch GradScaler saves an empty state."
+            )
+        self._scale.fill_(checked_scale("scale", state["scale"]))
+        self._skips.restart(int(state.get("num_consecutive_skips", 0)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({float(self._scale):g})"
+
+
+class NoLossScale(LossScale):
+    """No scaling, for BF16 and FP32: the same methods, a factor of 1.
+
+    Gradients are still checked and a bad window is still skipped.
+    """
+
+    def __init__(self, max_consecutive_skips: int = 50) -> None:
+        super().__init__(1.0, max_consecutive_skips)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss itself, in FP32."""
+        self.to(loss.device)
+        return promote(loss)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the skip counter; a state with another scale belongs to another class."""
+        if state.get("scale", 1.0) != 1.0:
+            raise BadValueError(
+                f"this run uses no loss scale, the state has {state['scale']:g}; continue with"
+                " the loss_scale of the run that wrote it, or leave this state out."
+            )
+        super().load_state_dict({"scale": 1.0, **state})
+
+
+class StaticLossScale(LossScale):
+    """A constant scale. Powers of two change no bit of an FP32 update.
+
+    Args:
+        scale: The factor, positive and finite.
+        max_consecutive_skips: As in `DynamicLossScale`.
+    """
+
+    def __init__(self, scale: float, max_consecutive_skips: int = 50) -> None:
+        super().__init__(checked_scale("scale", scale), max_consecutive_skips)
+
+
+class SkipsInARow:
+    """Counts skipped windows until one commits: a run that only skips looks alive and is not.
+
+    Attributes:
+        count: Skips since the last window that was not one.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._scales: deque[float] = deque(maxlen=64)
+
+    def observe(self, skipped: bool, scale: float, limit: int) -> None:
+        """Take note of a window.
+
+        Args:
+            skipped: Whether its gradients were not finite.
+            scale: The loss scale that it used.
+            limit: How many skips in a row are too many.
+
+        Raises:
+            ScaleCollapse: This was the `limit`-th.
+        """
+        if not skipped:
+            self.restart(0)
+            return
+        self.count += 1
+        self._scales.append(scale)
+        if self.count >= limit:
+            raise ScaleCollapse(self.count, list(self._scales))
+
+    def restart(self, count: int) -> None:
+        """Go on from a count, without a history."""
+        self.count = count
+        self._scales.clear()
+
+
+def promote(loss: Tensor) -> Tensor:
+    """The loss in FP32, or in float64 if it is that already."""
+    return loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
+
+
+def checked_scale(name: str, value: float) -> float:
+    """`value` if a float32 scale can hold it, else `BadValueError`."""
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+        raise BadValueError(f"{name} must be positive and finite, got {value!r}.")
+    if not 2.0**-126 <= value <= 2.0**127:
+        raise BadValueError(f"{name} must be inside float32's normal range, got {value:g}.")
+    return float(value)
+
+
+def checked_count(name: str, value: object) -> int:
+    """`value` if it is a whole number of at least 1, else `BadValueError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return value

@@ -1,0 +1,84 @@
+"""One update of a loss scale per window, however many optimizers share it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from halfstep.update.loss_scale.base import LossScale
+from halfstep.update.readback import Number, any_of, as_flag
+
+
+@dataclass
+class _Noted:
+    """What closed windows have said about a scale that could not be told yet.
+
+    Attributes:
+        found_inf: 1 if a gradient was not finite.
+        counts: 0 if no window said anything about the scale (empty, or held for another reason).
+    """
+
+    found_inf: Number
+    counts: Number
+
+
+class ScaleUpdates:
+    """Tells loss scales how their windows ended.
+
+    A scale must not move while a window that was scaled by it is open. Where optimizers share a
+    scale and close their windows one after the other, it is therefore updated once, when the last
+    of them is closed: as torch's `GradScaler.update` after all its steps.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[LossScale, _Noted] = {}
+        self._times_told: dict[LossScale, int] = {}
+
+    def note(self, scale: LossScale, found_inf: Number, counts: Number) -> None:
+        """Remember how a window ended.
+
+        Args:
+            scale: What its losses were multiplied by.
+            found_inf: 1 if a gradient was not finite, else 0; a 0-d tensor where the device knows.
+            counts: 0 if the window says nothing about the scale; likewise.
+        """
+        earlier = self._waiting.get(scale)
+        if earlier is not None:
+            found_inf = _either(earlier.found_inf, found_inf)
+            counts = _either(earlier.counts, counts)
+        self._waiting[scale] = _Noted(found_inf, counts)
+
+    def tell(self, still_open: Collection[LossScale]) -> None:
+        """Update every scale that was noted and that no open window uses.
+
+        Syncs: no.
+        """
+        for scale in [scale for scale in self._waiting if scale not in still_open]:
+            _adjust(scale, self._waiting.pop(scale))
+            self._times_told[scale] = self.times_told(scale) + 1
+
+    def times_told(self, scale: LossScale) -> int:
+        """How often a scale was updated: skips between two updates are one try of one scale."""
+        return self._times_told.get(scale, 0)
+
+
+def _adjust(scale: LossScale, noted: _Noted) -> None:
+    device = scale.value.device
+    found_inf, counts = noted.found_inf, noted.counts
+    if not isinstance(counts, Tensor):
+        if counts:
+            scale.adjust(as_flag(found_inf, device))
+        return
+    before = [tensor.clone() for tensor in scale.device_state()]
+    scale.adjust(as_flag(found_inf, device))
+    for tensor, old in zip(scale.device_state(), before, strict=True):
+        tensor.copy_(torch.where(counts.to(tensor.device) == 0, old, tensor))
+
+
+def _either(left: Number, right: Number) -> Number:
+    if not isinstance(left, Tensor) and not isinstance(right, Tensor):
+        return max(left, right)
+    return any_of([left, right])

@@ -1,0 +1,165 @@
+"""How an optimizer takes the multiplier: by its fused kernel, or by one in-place division.
+
+Three roads, chosen anew at every update because a loaded checkpoint, a hook or a new parameter
+group can close one:
+
+1. the kernel directly (`KernelPlan`), where nothing observes ``optimizer.step()``;
+2. ``optimizer.step()`` of a fused optimizer, which divides by ``optimizer.grad_scale``;
+3. any other optimizer: divide the gradients in place, then ``optimizer.step()``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from halfstep.records import BadTypeError, BadValueError
+from halfstep.update.optimizers.fuse import fuse_again, fuse_if_free, is_fused, unfuse
+from halfstep.update.optimizers.gradients import Gradients, divide_, in_float32_range, match_layouts
+from halfstep.update.optimizers.kernel_plan import KernelPlan
+from halfstep.update.optimizers.kernels import KERNELS
+
+
+class OptimizerAdapter:
+    """Applies a decided update to one optimizer.
+
+    Args:
+        optimizer: Any `torch.optim.Optimizer` whose ``step()`` needs no closure.
+        fuse: ``"auto"`` or ``False``, see `fuse_if_free`.
+    """
+
+    def __init__(self, optimizer: Optimizer, fuse: str | bool) -> None:
+        if fuse not in ("auto", False):
+            raise BadValueError(
+                f"fuse must be 'auto' or False, got {fuse!r}; for a fused optimizer pass"
+                " fused=True to the optimizer itself."
+            )
+        _refuse_closures(optimizer)
+        self.optimizer = optimizer
+        self._fused_by_us = fuse == "auto" and fuse_if_free(optimizer)
+        self._plan: KernelPlan | None = None
+
+    def can_skip_itself(self, params: list[Tensor]) -> bool:
+        """Whether the kernel can hold the update on the device, without the host knowing.
+
+        Not before all state exists: torch creates it uninitialised in a fused first step, and a
+        skipped first step would leave it so. Not for float64, whose accuracy the kernels' float32
+        `grad_scale` would cost, nor over several devices, which would need a flag each.
+        """
+        plan = self._current_plan(params) if is_fused(self.optimizer) else None
+        return plan is not None and plan.is_uniform
+
+    def apply(
+        self,
+        gradients: Gradients,
+        multiplier: float | Tensor,
+        found_inf: Tensor | None,
+        **step_options: Any,
+    ) -> Any:
+        """Divide the gradients by the multiplier and step.
+
+        Args:
+            gradients: May be overwritten.
+            multiplier: A float, or a 0-d float32 tensor if `can_skip_itself` said so.
+            found_inf: 0-d float32 for an undecided update, else ``None``: the update happens.
+            step_options: Keywords for ``optimizer.step``, which then takes the third road.
+
+        Returns:
+            What ``optimizer.step`` returned, where it was called.
+
+        Syncs: no.
+        """
+        params, grads, are_dense = gradients
+        fused = is_fused(self.optimizer)
+        if self._fused_by_us and not fused:
+            fused = fuse_again(self.optimizer)
+        if fused and not are_dense:
+            self._leave_fused_road()
+            fused = False
+        if fused:
+            plan = self._current_plan(params)
+            if plan is None or not (plan.is_contiguous and all(map(Tensor.is_contiguous, grads))):
+                grads = match_layouts(params, grads)
+            if plan is not None and not step_options:
+                plan.run(grads, multiplier, found_inf)
+                return None
+        assert not isinstance(multiplier, Tensor), "undecided updates take the kernel's road"
+        if fused and type(self.optimizer) in KERNELS and not step_options:
+            return self._step_fused(params, grads, multiplier)
+        divide_(grads, multiplier)
+        return self.optimizer.step(**step_options)
+
+    def _leave_fused_road(self) -> None:
+        if not self._fused_by_us:
+            raise BadValueError(
+                f"{type(self.optimizer).__name__} with fused=True takes no sparse gradient; build"
+                " it without fused=True, or the embedding without sparse=True."
+            )
+        self._fused_by_us = False
+        unfuse(self.optimizer, "which takes no sparse gradient")
+
+    def _current_plan(self, params: list[Tensor]) -> KernelPlan | None:
+        if self._plan is None or not self._plan.is_current(params):
+            self._plan = KernelPlan.build(self.optimizer, params)
+        return self._plan
+
+    def _step_fused(self, params: list[Tensor], grads: list[Tensor], multiplier: float) -> Any:
+        if _lacks_some_momentum(self.optimizer, params):
+            divide_(grads, multiplier)
+            with _unfused(self.optimizer):
+                return self.optimizer.step()
+        if any(p.dtype is torch.float64 for p in params) or not in_float32_range(multiplier):
+            divide_(grads, multiplier)
+            multiplier = 1.0
+        try:
+            if multiplier != 1.0:
+                self.optimizer.grad_scale = torch.tensor(  # type: ignore[attr-defined]
+                    multiplier, dtype=torch.float32, device=params[0].device
+                )
+            return self.optimizer.step()
+        finally:
+            self.optimizer.__dict__.pop("grad_scale", None)
+
+
+def _lacks_some_momentum(optimizer: Optimizer, params: list[Tensor]) -> bool:
+    """Whether SGD has momentum for some of these parameters only; its fused kernel then raises."""
+    if not isinstance(optimizer, SGD):
+        return False
+    wanted = set(map(id, params))
+    for group in optimizer.param_groups:
+        members = [p for p in group["params"] if id(p) in wanted]
+        known = [optimizer.state[p].get("momentum_buffer") is not None for p in members]
+        if group["momentum"] and any(known) and not all(known):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _unfused(optimizer: Optimizer) -> Iterator[None]:
+    for group in optimizer.param_groups:
+        group["fused"] = False
+    try:
+        yield
+    finally:
+        for group in optimizer.param_groups:
+            group["fused"] = True
+
+
+def _refuse_closures(optimizer: object) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise BadTypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}."
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise BadValueError(
+            f"{type(optimizer).__name__}.step needs a closure that runs forward and backward"
+            " itself; such an optimizer cannot be skipped on overflow. Use a first-order"
+            " optimizer, or train in FP32 without halfstep."
+        )

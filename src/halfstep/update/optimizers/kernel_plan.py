@@ -1,0 +1,190 @@
+"""The short road to the fused kernels.
+
+``optimizer.step()`` regroups all tensors and adds 1 to every step counter on its own at each
+call: for 300 small tensors that is two thirds of its time. A plan does that once and calls the
+kernel with the lists it kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from halfstep.update.optimizers.gradients import divide_, in_float32_range
+from halfstep.update.optimizers.kernels import KERNELS, Group, Kernel
+
+
+class _GroupPlan:
+    """The lists of one parameter group, kept between updates."""
+
+    def __init__(
+        self, kernel: Kernel, group: Group, params: list[Tensor], dicts: Sequence[dict[str, Any]]
+    ) -> None:
+        self.group = group
+        self.names = kernel.state_names(group)
+        self._kernel = kernel
+        # Last ones first: the norm has just read their gradients, which are still in the cache.
+        params, dicts = params[::-1], dicts[::-1]
+        self._params = params
+        self._states = [[state[name] for state in dicts] for name in self.names]
+        self._steps: list[Tensor] = []
+        self._step_buffer: Tensor | None = None
+        if kernel.counts_steps:
+            # all counters side by side, so that counting is one add; each state keeps a view
+            self._step_buffer = torch.stack([state["step"] for state in dicts])
+            self._steps = list(self._step_buffer.unbind(0))
+            for state, view in zip(dicts, self._steps, strict=True):
+                state["step"] = view
+        self._float64 = params[0].dtype is torch.float64
+
+    def run(
+        self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None
+    ) -> None:
+        if self._step_buffer is not None:
+            self._step_buffer.add_(1 if found_inf is None else 1 - found_inf)
+        grad_scale: Tensor | None = None
+        if isinstance(multiplier, Tensor):
+            grad_scale = multiplier
+        elif self._float64:
+            divide_(grads, multiplier)  # the kernels' float32 grad_scale would cost 29 bits
+        elif multiplier != 1.0:
+            grad_scale = torch.full(
+                (), multiplier, dtype=torch.float32, device=self._params[0].device
+            )
+        self._kernel.launch(
+            self.group, self._params, grads[::-1], self._states, self._steps, grad_scale, found_inf
+        )
+
+
+class KernelPlan:
+    """Direct calls of the fused kernels for one optimizer and one list of parameters.
+
+    Build it with `KernelPlan.build`; ask `is_current` before every `run`.
+
+    Attributes:
+        params: The parameters it updates.
+        is_contiguous: Whether all of them are.
+        is_uniform: Whether they are on one device and none is float64.
+    """
+
+    def __init__(self, optimizer: Optimizer, kernel: Kernel, params: list[Tensor]) -> None:
+        self.params = params
+        self.is_contiguous = all(map(Tensor.is_contiguous, params))
+        self.is_uniform = len({p.device for p in params}) == 1 and all(
+            p.dtype is not torch.float64 for p in params
+        )
+        self._optimizer = optimizer
+        self._kernel = kernel
+        self._state = optimizer.state
+        self._param_groups = list(optimizer.param_groups)
+        wanted = set(map(id, params))
+        self._groups: list[_GroupPlan] = []
+        self._sizes: list[int] = []
+        for group in optimizer.param_groups:
+            members = [p for p in group["params"] if id(p) in wanted]
+            if members:
+                dicts = [optimizer.state.get(p, {}) for p in members]
+                self._groups.append(_GroupPlan(kernel, group, members, dicts))
+                self._sizes.append(len(members))
+        self._state_dicts = list(optimizer.state.values())
+        self._state_values = [state.values() for state in self._state_dicts]  # views: they follow
+        self._tensors = list(chain.from_iterable(self._state_values))
+
+    @classmethod
+    def build(cls, optimizer: Optimizer, params: list[Tensor]) -> KernelPlan | None:
+        """A plan, or ``None`` where something forbids the short road.
+
+        Forbidden: other classes than the rows of `KERNELS` (subclasses may override anything),
+        step hooks, a replaced ``step``, tensor hyperparameters, capturable or differentiable
+        groups, groups of mixed dtype or device, state that does not exist yet.
+        """
+        kernel = KERNELS.get(type(optimizer))
+        if kernel is None or not _is_unobserved(optimizer):
+            return None
+        if not all(_is_plain(kernel, group) for group in optimizer.param_groups):
+            return None
+        wanted = set(map(id, params))
+        for group in optimizer.param_groups:
+            members = [p for p in group["params"] if id(p) in wanted]
+            if len({(p.dtype, p.device) for p in members}) > 1:
+                return None
+            names = kernel.state_names(group) + (("step",) if kernel.counts_steps else ())
+            if not all(_has_state(optimizer, p, names) for p in members):
+                return None
+        return cls(optimizer, kernel, params)
+
+    def is_current(self, params: list[Tensor]) -> bool:
+        """Whether nothing that the plan relies on was replaced since it was made."""
+        optimizer = self._optimizer
+        states = optimizer.state
+        return (
+            params is self.params
+            and states is self._state
+            and _is_unobserved(optimizer)
+            and len(optimizer.param_groups) == len(self._param_groups)
+            and all(map(operator.is_, optimizer.param_groups, self._param_groups))
+            and len(states) == len(self._state_dicts)
+            and all(map(operator.is_, states.values(), self._state_dicts))
+            and all(map(operator.is_, chain.from_iterable(self._state_values), self._tensors))
+            and all(
+                _is_plain(self._kernel, plan.group)
+                and self._kernel.state_names(plan.group) == plan.names
+                for plan in self._groups
+            )
+        )
+
+    def run(
+        self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None
+    ) -> None:
+        """Divide by the multiplier and step.
+
+        Args:
+            grads: One per parameter, laid out as the parameters are.
+            multiplier: A float once the host has decided, else a 0-d float32 tensor.
+            found_inf: 0-d float32, with which the kernel itself holds; ``None`` once decided.
+        """
+        if not isinstance(multiplier, Tensor) and not in_float32_range(multiplier):
+            divide_(grads, multiplier)
+            multiplier = 1.0
+        start = 0
+        for plan, size in zip(self._groups, self._sizes, strict=True):
+            plan.run(grads[start : start + size], multiplier, found_inf)
+            start += size
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # a scheduler asks for it
+
+
+def _is_unobserved(optimizer: Optimizer) -> bool:
+    step = optimizer.__dict__.get("step")
+    return (
+        not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+        and not torch_optimizer._global_optimizer_pre_hooks
+        and not torch_optimizer._global_optimizer_post_hooks
+        and (step is None or hasattr(step, "_wrapped_by_lr_sched"))
+    )
+
+
+def _is_plain(kernel: Kernel, group: Group) -> bool:
+    return (
+        bool(group.get("fused"))
+        and not group.get("capturable")
+        and not group.get("differentiable")
+        and all(type(group[name]) in (float, int) for name in kernel.plain_numbers)
+        and all(type(beta) is float for beta in group.get("betas", ()))
+    )
+
+
+def _has_state(optimizer: Optimizer, p: Tensor, names: Sequence[str]) -> bool:
+    state = optimizer.state.get(p, {})
+    tensors = [state.get(name) for name in names]
+    return all(isinstance(t, Tensor) and t.device == p.device for t in tensors) and all(
+        t.dtype == p.dtype and t.stride() == p.stride()
+        for t in tensors[: len(names) - (names[-1:] == ("step",))]
+    )

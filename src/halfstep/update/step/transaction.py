@@ -1,0 +1,328 @@
+"""The update as one transaction: everything commits together or nothing moves."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from halfstep.records import CallOrderError, NonFiniteGradientError, ScaleCollapse, StepRecord
+from halfstep.update.decision.clipping import Joint
+from halfstep.update.decision.measured import Measured, StepNumbers
+from halfstep.update.decision.on_device import decide_on_device, read_facts
+from halfstep.update.decision.on_host import HostDecision, decide_on_host
+from halfstep.update.loss_scale.base import LossScale
+from halfstep.update.loss_scale.updates import ScaleUpdates
+from halfstep.update.readback import Number, Readback, pack
+from halfstep.update.step.counters import Counters
+from halfstep.update.step.launched_step import LaunchedStep, combine
+from halfstep.update.step.optimizer_slot import OptimizerSlot
+from halfstep.update.step.outcome import StepOutcome
+from halfstep.update.step.window import Window
+
+logger = logging.getLogger("halfstep")
+
+OnCommit = Callable[[Sequence[OptimizerSlot]], None]
+OnSkip = Callable[[Mapping[OptimizerSlot, Number]], None]
+_Launch = tuple[LaunchedStep, int]
+
+
+@dataclass
+class FinishedStep:
+    """How one optimizer's step ended.
+
+    It outlives the step in an outcome that nobody has looked at yet, so it holds no gradient.
+
+    Attributes:
+        slot: Whose.
+        launched: What was known at its launch.
+        try_number: Which try of the loss scale this was; it stays while the scale is pinned by
+            another optimizer's open window.
+        numbers: Its numbers.
+        reason: Why nothing moved, or ``None``.
+        next_scale: Loss scale of the next window; left on the device until it is looked at.
+        consumed: Of the slot, this step included.
+    """
+
+    slot: OptimizerSlot
+    launched: LaunchedStep
+    try_number: int
+    numbers: StepNumbers
+    reason: str | None
+    next_scale: Number = 0.0
+    consumed: float = 0.0
+
+    @property
+    def divisor(self) -> float:
+        """Of the window; 0 for mean losses."""
+        return self.numbers.weight if self.launched.has_divisor else 0.0
+
+    def record(self) -> StepRecord:
+        """The step as plain data."""
+        next_scale = float(self.next_scale)
+        return self.launched.record(self.numbers, self.reason, next_scale, self.consumed)
+
+
+class Update:
+    """Scale, check, clip, step, scale update and commit for one optimizer, or several together.
+
+    In pseudo-code, on the host::
+
+        norm = |gradients|                      # one read; finite if and only if they are
+        if norm is finite and divisor > 0:
+            optimizer steps with gradients / (S * divisor / nominal / clip_coef)
+            commit: counters, schedule
+        loss scale takes note, unless divisor == 0
+        gradients = None
+
+    On an accelerator with fused optimizers the same happens without the host: the kernels hold
+    by themselves on `found_inf`, and the commit follows when the next update is launched or when
+    somebody looks at the outcome.
+
+    Args:
+        slots: One per optimizer.
+        joint: A limit of the norm over all optimizers that step together.
+        overflow: ``"together"``: where one has to hold, all do; ``"independent"``.
+        stop_at_non_finite: Raise `NonFiniteGradientError` instead of skipping.
+        on_commit: Called after each committed update with the slots that moved.
+        on_skip: Called when something may have to be put back, with 1.0 for every slot of the
+            step that holds and 0.0 for the others; for an update that the kernels decide, at its
+            launch with undecided 0-d tensors.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[OptimizerSlot],
+        *,
+        joint: Joint | None = None,
+        overflow: str = "together",
+        stop_at_non_finite: bool = False,
+        on_commit: OnCommit | None = None,
+        on_skip: OnSkip | None = None,
+    ) -> None:
+        self.slots = list(slots)
+        self.counters = Counters()
+        self._joint = joint
+        self._together = overflow == "together"
+        self._stop_at_non_finite = stop_at_non_finite
+        self._on_commit: OnCommit = on_commit or (lambda slots: None)
+        self._on_skip: OnSkip = on_skip or (lambda skipped: None)
+        self._scale_updates = ScaleUpdates()
+        self._unsettled: StepOutcome | None = None
+        self._said: set[str] = set()
+
+    def settle(self) -> None:
+        """Commit the previous step if the host has not done so yet.
+
+        Syncs: waits for that step, which is over by the time the next one is launched.
+        """
+        if (outcome := self._unsettled) is not None:
+            outcome.settle()
+
+    def abort(self, slots: Sequence[OptimizerSlot]) -> None:
+        """Drop the windows of some slots, and their gradients."""
+        for slot in slots:
+            slot.drop_window()
+        self._tell_loss_scales()
+
+    def run(self, slots: Sequence[OptimizerSlot]) -> StepOutcome:
+        """One step over the windows of some slots, each with at least one micro-batch.
+
+        Windows and gradients are gone afterwards: after an update, a skip and an error.
+
+        Raises:
+            CallOrderError: No parameter has a gradient.
+            NonFiniteGradientError: ``stop_at_non_finite`` and a gradient is not finite.
+            ScaleCollapse: One skip in a row too many.
+
+        Syncs: once, unless all optimizers can skip by themselves (fused, on an accelerator).
+        """
+        try:
+            self.settle()
+            measured = self._measure(slots)
+            launched = {slot: self._launched(slot) for slot in slots}
+            for slot in slots:
+                slot.window = Window()  # closed: its loss scale may move
+            if self._may_defer(measured):
+                return self._step_on_device(measured, launched)
+            return self._step_on_host(measured, launched)
+        finally:
+            for slot in slots:
+                slot.drop_window()
+            torch.clear_autocast_cache()  # it holds casts of the weights as they were
+
+    def _measure(self, slots: Sequence[OptimizerSlot]) -> dict[OptimizerSlot, Measured]:
+        measured = {slot: slot.measure() for slot in slots}
+        for slot, found in measured.items():
+            if found.grads:
+                continue
+            which = f" {slot.name!r}" if len(self.slots) > 1 else ""
+            text = (
+                f"no parameter of the optimizer{which} received a gradient in this window"
+                f" ({slot.some_names()}): either the loss does not depend on them, or"
+                " zero_grad() was called after backward"
+            )
+            if not any(each.grads for each in measured.values()):
+                raise CallOrderError(f"{text}.")
+            self._warn_once(slot.name, "%s; it was not stepped (said once)", text)
+        return measured
+
+    def _may_defer(self, measured: Mapping[OptimizerSlot, Measured]) -> bool:
+        return not self._stop_at_non_finite and all(
+            slot.kernel_can_skip(each) for slot, each in measured.items()
+        )
+
+    def _step_on_host(
+        self, measured: Mapping[OptimizerSlot, Measured], launched: Mapping[OptimizerSlot, _Launch]
+    ) -> StepOutcome:
+        """The host decides."""
+        found = decide_on_host(list(measured.values()), self._joint, self._together)
+        decisions = dict(zip(measured, found, strict=True))
+        if any(d.reason is not None for d in found):
+            self._on_skip({slot: float(d.reason is not None) for slot, d in decisions.items()})
+        if self._stop_at_non_finite:
+            self._raise_if_non_finite(decisions)
+        results = []
+        for slot, decision in decisions.items():
+            results.append(FinishedStep(slot, *launched[slot], decision.numbers, decision.reason))
+            if decision.reason is None:
+                if decision.factors.grad_norm == 0:
+                    self._warn_once(
+                        "zero gradients",
+                        "update %d: every gradient is exactly 0; was zero_grad(set_to_none=False)"
+                        " called after backward? (said once)",
+                        slot.counters.num_updates + 1,
+                    )
+                slot.adapter.apply(decision.measured.gradients, decision.factors.multiplier, None)
+        for result in results:
+            found_inf = float(result.reason == "non_finite")
+            counts = float(result.reason in (None, "non_finite"))
+            self._scale_updates.note(result.slot.loss_scale, found_inf, counts)
+        self._tell_loss_scales()
+        for result in results:
+            result.next_scale = _next_scale(result)
+        return self._commit(results)
+
+    def _step_on_device(
+        self, measured: Mapping[OptimizerSlot, Measured], launched: Mapping[OptimizerSlot, _Launch]
+    ) -> StepOutcome:
+        """The kernels decide, nothing waits."""
+        found = decide_on_device(list(measured.values()), self._joint, self._together)
+        decisions = dict(zip(measured, found, strict=True))
+        for slot, d in decisions.items():
+            slot.adapter.apply(d.measured.gradients, d.factors.multiplier, d.skipped)
+        self._on_skip({slot: d.skipped for slot, d in decisions.items()})
+        for slot, d in decisions.items():
+            self._scale_updates.note(slot.loss_scale, d.factors.found_inf, d.counts())
+        self._tell_loss_scales()
+        rows = [
+            [*d.facts(), slot.loss_scale.value, *d.measured.sums] for slot, d in decisions.items()
+        ]
+        home = found[0].skipped.device
+        readback = Readback(pack([value for row in rows for value in row], home))
+        lengths = [len(row) for row in rows]
+
+        def settle() -> StepRecord:
+            self._unsettled = None
+            values, results = iter(readback.wait()), []
+            for (slot, launch), length in zip(launched.items(), lengths, strict=True):
+                numbers, reason, scale = read_facts(list(islice(values, length)), slot.vetoes)
+                results.append(FinishedStep(slot, *launch, numbers, reason, scale))
+            return self._commit(results).record
+
+        self._unsettled = StepOutcome(settle)
+        return self._unsettled
+
+    def _launched(self, slot: OptimizerSlot) -> _Launch:
+        """What a result knows of its launch; the slot's window is still the one that is stepped."""
+        return slot.launched_step(), self._scale_updates.times_told(slot.loss_scale)
+
+    def _commit(self, results: Sequence[FinishedStep]) -> StepOutcome:
+        """Move the counters and whatever hangs on them."""
+        moved, windows = [], {}
+        for result in results:
+            updated = result.reason is None
+            result.consumed = result.slot.counters.count(updated, result.divisor)
+            windows[result.launched.micro_batches] = result.divisor
+            if updated:
+                moved.append(result.slot)
+        consumed = self.counters.count(bool(moved), sum(windows.values()))
+        if moved:
+            self._on_commit(moved)
+        number = self.counters.attempts
+        outcome = StepOutcome(
+            results[0].record
+            if len(self.slots) == 1
+            else lambda: combine(
+                {r.slot.name: r.record() for r in results},
+                [r.launched.micro_batches for r in results],
+                number,
+                consumed,
+            )
+        )
+        self._observe(results, outcome)
+        return outcome
+
+    def _tell_loss_scales(self) -> None:
+        self._scale_updates.tell(
+            {slot.loss_scale for slot in self.slots if slot.window.num_micro_batches}
+        )
+
+    def _observe(self, results: Sequence[FinishedStep], outcome: StepOutcome) -> None:
+        """Let loss scales and slots count their skips."""
+        by_scale: dict[LossScale, list[FinishedStep]] = {}
+        for result in results:
+            is_new = result.reason is None or result.slot.is_new_try(result.try_number)
+            if result.reason in (None, "non_finite") and is_new:
+                by_scale.setdefault(result.slot.loss_scale, []).append(result)
+        try:
+            for scale, group in by_scale.items():
+                skipped = any(result.reason is not None for result in group)
+                scale.observe(skipped, group[0].numbers.scale)
+                if [slot.loss_scale for slot in self.slots].count(scale) > 1:
+                    for result in group:
+                        result.slot.observe(result.reason is not None, result.numbers.scale)
+        except ScaleCollapse as collapse:
+            names = [
+                name
+                for result in results
+                if result.reason == "non_finite"
+                for name in result.slot.bad_parameters()
+            ]
+            raise ScaleCollapse(
+                collapse.num_skips, collapse.scales, names, outcome.record
+            ) from None
+
+    def _warn_once(self, key: str, text: str, *values: object) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning(text, *values)
+
+    def _raise_if_non_finite(self, decisions: Mapping[OptimizerSlot, HostDecision]) -> None:
+        bad = {slot: d for slot, d in decisions.items() if d.reason == "non_finite"}
+        if not bad:
+            return
+        names = [name for slot in bad for name in slot.bad_parameters()]
+        total = sum(len(slot.parameters()) for slot in decisions)
+        numbers = next(iter(bad.values())).numbers
+        loss, scale = numbers.loss_total, numbers.scale
+        kind = "finite" if math.isfinite(loss) else f"{loss}, not finite itself"
+        raise NonFiniteGradientError(
+            f"a gradient is not finite at loss scale {scale:g}, first in {names[0]}"
+            f" ({len(names)} of {total} parameters); the loss was {kind}."
+            " Nothing was updated."
+            " diagnose='never' would skip this window and go on.",
+            names,
+        )
+
+
+def _next_scale(result: FinishedStep) -> Number:
+    """The next scale; where it may have moved on a device it stays there until it is read."""
+    scale = result.slot.loss_scale
+    if scale.value.is_cpu:
+        return float(scale.value)
+    return scale.value.clone() if scale.device_state() else result.numbers.scale
