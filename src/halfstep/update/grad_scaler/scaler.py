@@ -344,15 +344,12 @@ class GradScaler(ScalerState):
         device = self._dynamic.value.device
         found_inf = torch.stack([found.to(device) for found in found_infs]).amax()  # 0.0 or 1.0
         if self._found_before is None:
-            self._dynamic.adjust(found_inf)
+            self._dynamic.note_window(found_inf)
             self._found_before = found_inf
             return
         # a second update for the same losses: only an overflow that is new changes anything
         is_new = found_inf * (1 - self._found_before)
-        before = [tensor.clone() for tensor in self._dynamic.device_state()]
-        self._dynamic.adjust(is_new)
-        for tensor, old in zip(self._dynamic.device_state(), before, strict=True):
-            tensor.copy_(torch.where(is_new == 0, old, tensor))
+        self._dynamic.note_window(is_new, is_new)
         self._found_before = torch.maximum(found_inf, self._found_before)
 
     def _conclude(self, before: Tensor) -> None:

@@ -57,7 +57,7 @@ class ScalerState(torch.amp.GradScaler):
 
     @property
     def _growth_tracker(self) -> Tensor | None:
-        return self._dynamic.device_state()[1] if self._is_placed else None
+        return self._dynamic._growth_tracker if self._is_placed else None
 
     @_growth_tracker.setter
     def _growth_tracker(self, value: Tensor | None) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep.records import BadValueError, ScaleCollapse
+from halfstep.update.readback import Number, as_flag
 
 
 class LossScale:
@@ -69,20 +71,53 @@ class LossScale:
         Syncs: no.
         """
         scale = self._scale.clone()
-        self.adjust(found_inf.to(self._scale.device))
+        self.note_window(found_inf)
         if found_inf.device.type == "cpu":
             self.observe(bool(found_inf), float(scale))
 
-    def adjust(self, found_inf: Tensor) -> None:
-        """The device half of `update`: change the scale, leave the skip counter to `observe`.
+    def note_window(self, found_inf: Number, counts: Number = 1.0) -> None:
+        """The device half of `update`; the skip counter is left to `observe`.
+
+        Whoever tells a scale about a window calls this method; a subclass overrides `adjust`.
 
         Args:
-            found_inf: 0-d float32 on the device of the scale.
+            found_inf: 1 if a gradient of the window was not finite, else 0; a number or a 0-d
+                tensor.
+            counts: 0 if the window says nothing about the scale (an empty one); a number, or a
+                0-d tensor where only the device knows. The scale then stays as it is, with every
+                tensor that the object holds.
+
+        Syncs: no.
+        """
+        if self.is_constant or not (isinstance(counts, Tensor) or counts):
+            return
+        flag = as_flag(found_inf, self._scale.device)
+        if not isinstance(counts, Tensor):
+            self.adjust(flag)
+            return
+        before = {name: value.clone() for name, value in self._tensors().items()}
+        self.adjust(flag)
+        for name, now in self._tensors().items():
+            if name in before:
+                now.copy_(torch.where(counts.to(now.device) == 0, before[name], now))
+
+    def adjust(self, found_inf: Tensor) -> None:
+        """The rule: change the scale after a window that counts. The base class keeps it.
+
+        A subclass may change or replace any tensor attribute; `note_window` puts all of them back
+        where the window turns out not to count.
+
+        Args:
+            found_inf: 0-d float32 on the device of the scale, exactly 0.0 or 1.0.
         """
 
-    def device_state(self) -> list[Tensor]:
-        """The tensors that `adjust` changes, for a caller that may have to put them back."""
-        return []
+    @property
+    def is_constant(self) -> bool:
+        """Whether no window ever changes the scale."""
+        return type(self).adjust is LossScale.adjust
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def observe(self, skipped: bool, scale: float) -> None:
         """Tell the host-side counters how a window ended.
@@ -102,18 +137,24 @@ class LossScale:
             self._scale = self._scale.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: ``scale`` and the skip counter.
+        """Everything needed to go on: the kind of scale, ``scale`` and the skip counter.
 
         Syncs: yes, the scale is read.
         """
-        return {"scale": float(self._scale), "num_consecutive_skips": self.num_consecutive_skips}
+        return {
+            "kind": type(self).__name__,
+            "scale": float(self._scale),
+            "num_consecutive_skips": self.num_consecutive_skips,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` of the same class returned.
 
         Raises:
-            BadValueError: A field is missing or the scale is not positive and finite.
+            BadValueError: The state is of another kind of loss scale, a field is missing, or the
+                scale is not positive and finite.
         """
+        self._refuse_other_kinds(state)
         if "scale" not in state:
             raise BadValueError(
                 f"expected the state of a {type(self).__name__} with a 'scale', got the keys"
@@ -121,6 +162,16 @@ class LossScale:
             )
         self._scale.fill_(checked_scale("scale", state["scale"]))
         self._skips.restart(int(state.get("num_consecutive_skips", 0)))
+
+    def _refuse_other_kinds(self, state: Mapping[str, Any]) -> None:
+        """States written before they carried a kind, and torch's, are told by their keys."""
+        kind = state.get("kind", type(self).__name__)
+        if kind != type(self).__name__:
+            raise BadValueError(
+                f"the state is of a {kind}, this run uses a {type(self).__name__}; build it with"
+                " the loss_scale of the run that wrote it, or leave this state out and let the scale"
+                " start afresh."
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({float(self._scale):g})"

@@ -141,10 +141,6 @@ class DynamicLossScale(LossScale):
             self._growth_tracker = self._growth_tracker.to(device)
             self._skips_since_growth = self._skips_since_growth.to(device)
 
-    def device_state(self) -> list[Tensor]:
-        """Scale and counters."""
-        return [self._scale, self._growth_tracker, self._skips_since_growth]
-
     _SETTINGS = (
         "growth_factor",
         "backoff_factor",
@@ -178,6 +174,7 @@ class DynamicLossScale(LossScale):
         Raises:
             BadValueError: The state has no usable scale (a disabled GradScaler's is empty).
         """
+        self._refuse_other_kinds(state)
         if "num_consecutive_skips" in state and "growth_factor" not in state:
             raise BadValueError(
                 f"the state (keys {sorted(state)}) is not that of a dynamic loss scale, which this"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from halfstep.update.loss_scale.base import LossScale
-from halfstep.update.readback import Number, any_of, as_flag
+from halfstep.update.readback import Number, any_of
 
 
 @dataclass
@@ -57,25 +56,13 @@ class ScaleUpdates:
         Syncs: no.
         """
         for scale in [scale for scale in self._waiting if scale not in still_open]:
-            _adjust(scale, self._waiting.pop(scale))
+            noted = self._waiting.pop(scale)
+            scale.note_window(noted.found_inf, noted.counts)
             self._times_told[scale] = self.times_told(scale) + 1
 
     def times_told(self, scale: LossScale) -> int:
         """How often a scale was updated: skips between two updates are one try of one scale."""
         return self._times_told.get(scale, 0)
-
-
-def _adjust(scale: LossScale, noted: _Noted) -> None:
-    device = scale.value.device
-    found_inf, counts = noted.found_inf, noted.counts
-    if not isinstance(counts, Tensor):
-        if counts:
-            scale.adjust(as_flag(found_inf, device))
-        return
-    before = [tensor.clone() for tensor in scale.device_state()]
-    scale.adjust(as_flag(found_inf, device))
-    for tensor, old in zip(scale.device_state(), before, strict=True):
-        tensor.copy_(torch.where(counts.to(tensor.device) == 0, old, tensor))
 
 
 def _either(left: Number, right: Number) -> Number:

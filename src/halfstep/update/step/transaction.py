@@ -325,4 +325,4 @@ def _next_scale(result: FinishedStep) -> Number:
     scale = result.slot.loss_scale
     if scale.value.is_cpu:
         return float(scale.value)
-    return scale.value.clone() if scale.device_state() else result.numbers.scale
+    return result.numbers.scale if scale.is_constant else scale.value.clone()
