@@ -7,7 +7,9 @@ VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint format bench docs clean
+.PHONY: install run test lint format bench docs clean
+
+install: $(STAMP)
 
 run: $(STAMP)
 	$(BIN)/halfstep train lm --compare

@@ -1,4 +1,4 @@
-"""A loss scale of the user's own: one method to override, on the host's road and on the device's."""
+"""A loss scale of the user's own: one method to override, whoever decides."""
 
 from __future__ import annotations
 

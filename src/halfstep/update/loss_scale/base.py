@@ -169,8 +169,8 @@ class LossScale:
         if kind != type(self).__name__:
             raise BadValueError(
                 f"the state is of a {kind}, this run uses a {type(self).__name__}; build it with"
-                " the loss_scale of the run that wrote it, or leave this state out and let the scale"
-                " start afresh."
+                " the loss_scale of the run that wrote it, or leave this state out and let the"
+                " scale start afresh."
             )
 
     def __repr__(self) -> str:
