@@ -70,9 +70,6 @@ def decide_on_device(
         bad = any_of([decision.skipped * _has_weight(decision) for decision in found])
         for decision in found:
             decision.skipped = torch.maximum(decision.skipped, bad.to(decision.skipped.device))
-    for decision in found:
-        if decision.measured.vetoes:
-            _tell_vetoes(decision)
     return found
 
 
@@ -124,7 +121,10 @@ def _ask_vetoes(decision: DeviceDecision) -> None:
     decision.skipped = any_of([decision.skipped, *decision.vetoed])
 
 
-def _tell_vetoes(decision: DeviceDecision) -> None:
+def tell_vetoes(decision: DeviceDecision) -> None:
+    """Let conditions that learn know how the step ended, in device tensors."""
+    if not decision.measured.vetoes:
+        return
     facts = _as_facts(decision)
     is_first = decision.factors.found_inf == 0
     for condition, flag in zip(decision.measured.vetoes, decision.vetoed, strict=True):

@@ -59,8 +59,6 @@ def decide_on_host(
     if together and any(_spreads(decision.reason) for decision in decisions):
         for decision in decisions:
             decision.reason = decision.reason or "together"
-    for decision in asked:
-        _tell_vetoes(decision)
     return decisions
 
 
@@ -127,7 +125,10 @@ def _ask_vetoes(decision: HostDecision) -> None:
             decision.reason = f"veto: {name_of(condition)}"
 
 
-def _tell_vetoes(decision: HostDecision) -> None:
+def tell_vetoes(decision: HostDecision) -> None:
+    """Let conditions that learn know how the step ended."""
+    if not (decision.measured.grads and decision.measured.vetoes):
+        return
     facts = _as_facts(decision)
     updated = torch.tensor(decision.reason is None)
     for condition in decision.measured.vetoes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from halfstep.update.optimizers.fuse import fuse_again, fuse_if_free, is_fused, 
 from halfstep.update.optimizers.gradients import Gradients, divide_, in_float32_range, match_layouts
 from halfstep.update.optimizers.kernel_plan import KernelPlan
 from halfstep.update.optimizers.kernels import KERNELS
+from halfstep.update.optimizers.observers import is_observed
+from halfstep.update.optimizers.undo import Undo
 
 
 class OptimizerAdapter:
@@ -44,6 +46,12 @@ class OptimizerAdapter:
         self.optimizer = optimizer
         self._fused_by_us = fuse == "auto" and fuse_if_free(optimizer)
         self._plan: KernelPlan | None = None
+        self._undo: Callable[[], bool] | None = None
+        self._most_stepped = 0
+
+    def takes_kernels(self, params: list[Tensor]) -> bool:
+        """Whether the next `apply` launches kernels alone, and calls no ``optimizer.step()``."""
+        return is_fused(self.optimizer) and self._current_plan(params) is not None
 
     def can_skip_itself(self, params: list[Tensor]) -> bool:
         """Whether the kernel can hold the update on the device, without the host knowing.
@@ -62,7 +70,7 @@ class OptimizerAdapter:
         found_inf: Tensor | None,
         **step_options: Any,
     ) -> Any:
-        """Divide the gradients by the multiplier and step.
+        """Divide the gradients by the multiplier and step; call `undo` if it raises.
 
         Args:
             gradients: May be overwritten.
@@ -76,6 +84,7 @@ class OptimizerAdapter:
         Syncs: no.
         """
         params, grads, are_dense = gradients
+        self._undo = None
         fused = is_fused(self.optimizer)
         if self._fused_by_us and not fused:
             fused = fuse_again(self.optimizer)
@@ -87,13 +96,34 @@ class OptimizerAdapter:
             if plan is None or not (plan.is_contiguous and all(map(Tensor.is_contiguous, grads))):
                 grads = match_layouts(params, grads)
             if plan is not None and not step_options:
+                self._undo = plan.undo
                 plan.run(grads, multiplier, found_inf)
                 return None
         assert not isinstance(multiplier, Tensor), "undecided updates take the kernel's road"
+        # A step that makes state may run out of memory. Later ones keep copies on a CPU alone:
+        # elsewhere the memory for a second set of weights and state is what nobody has.
+        keeps_copies = len(params) > self._most_stepped or params[0].is_cpu
+        self._undo = Undo(self.optimizer, params, keeps_copies=keeps_copies).restore
         if fused and type(self.optimizer) in KERNELS and not step_options:
-            return self._step_fused(params, grads, multiplier)
-        divide_(grads, multiplier)
-        return self.optimizer.step(**step_options)
+            result = self._step_fused(params, grads, multiplier)
+        else:
+            divide_(grads, multiplier)
+            result = self.optimizer.step(**step_options)
+        self._most_stepped = max(self._most_stepped, len(params))
+        return result
+
+    def undo(self) -> bool:
+        """Put the optimizer back after an `apply` of the step, its own or another's, raised.
+
+        Returns:
+            Whether weights and state are what they were before.
+        """
+        restore, self._undo = self._undo, None
+        return restore is None or restore()
+
+    def forget(self) -> None:
+        """The step is over: drop what `undo` would need."""
+        self._undo = None
 
     def _leave_fused_road(self) -> None:
         if not self._fused_by_us:
@@ -110,6 +140,9 @@ class OptimizerAdapter:
         return self._plan
 
     def _step_fused(self, params: list[Tensor], grads: list[Tensor], multiplier: float) -> Any:
+        if is_observed(self.optimizer):
+            divide_(grads, multiplier)  # hooks must find the true gradients
+            return self.optimizer.step()
         if _lacks_some_momentum(self.optimizer, params):
             divide_(grads, multiplier)
             with _unfused(self.optimizer):

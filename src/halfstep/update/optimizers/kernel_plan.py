@@ -8,17 +8,19 @@ kernel with the lists it kept.
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from halfstep.update.optimizers.gradients import divide_, in_float32_range
-from halfstep.update.optimizers.kernels import KERNELS, Group, Kernel
+from halfstep.update.optimizers.kernels import KERNELS, Group, Kernel, Launch
+from halfstep.update.optimizers.observers import is_observed
 
 
 class _GroupPlan:
@@ -44,11 +46,14 @@ class _GroupPlan:
                 state["step"] = view
         self._float64 = params[0].dtype is torch.float64
 
-    def run(
+    def prepare(
         self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None
-    ) -> None:
+    ) -> list[Launch]:
+        """The calls of one update, with all that they need allocated."""
+        launches: list[Launch] = []
         if self._step_buffer is not None:
-            self._step_buffer.add_(1 if found_inf is None else 1 - found_inf)
+            counted = 1 if found_inf is None else 1 - found_inf
+            launches.append(partial(self._step_buffer.add_, counted))
         grad_scale: Tensor | None = None
         if isinstance(multiplier, Tensor):
             grad_scale = multiplier
@@ -58,9 +63,38 @@ class _GroupPlan:
             grad_scale = torch.full(
                 (), multiplier, dtype=torch.float32, device=self._params[0].device
             )
-        self._kernel.launch(
-            self.group, self._params, grads[::-1], self._states, self._steps, grad_scale, found_inf
+        launches.append(
+            self._kernel.prepare(
+                self.group,
+                self._params,
+                grads[::-1],
+                self._states,
+                self._steps,
+                grad_scale,
+                found_inf,
+            )
         )
+        return launches
+
+    def versions(self) -> tuple[int, int]:
+        """Versions of the step counters and of a weight: they tell which launches have run."""
+        counter = self._step_buffer
+        return 0 if counter is None else counter._version, self._params[0]._version
+
+    def undo(self, before: tuple[int, int], found_inf: Tensor | None) -> bool:
+        """Take back what a launch that raised has counted.
+
+        Args:
+            before: `versions` before the launch.
+            found_inf: As for the launch.
+
+        Returns:
+            Whether no weight has moved.
+        """
+        counted, moved = (now != then for now, then in zip(self.versions(), before, strict=True))
+        if counted and not moved and self._step_buffer is not None:
+            self._step_buffer.sub_(1 if found_inf is None else 1 - found_inf)
+        return not moved
 
 
 class KernelPlan:
@@ -93,6 +127,7 @@ class KernelPlan:
                 dicts = [optimizer.state.get(p, {}) for p in members]
                 self._groups.append(_GroupPlan(kernel, group, members, dicts))
                 self._sizes.append(len(members))
+        self._before: tuple[list[tuple[int, int]], Tensor | None] = [], None
         self._state_dicts = list(optimizer.state.values())
         self._state_values = [state.values() for state in self._state_dicts]  # views: they follow
         self._tensors = list(chain.from_iterable(self._state_values))
@@ -106,7 +141,7 @@ class KernelPlan:
         groups, groups of mixed dtype or device, state that does not exist yet.
         """
         kernel = KERNELS.get(type(optimizer))
-        if kernel is None or not _is_unobserved(optimizer):
+        if kernel is None or is_observed(optimizer):
             return None
         if not all(_is_plain(kernel, group) for group in optimizer.param_groups):
             return None
@@ -127,7 +162,7 @@ class KernelPlan:
         return (
             params is self.params
             and states is self._state
-            and _is_unobserved(optimizer)
+            and not is_observed(optimizer)
             and len(optimizer.param_groups) == len(self._param_groups)
             and all(map(operator.is_, optimizer.param_groups, self._param_groups))
             and len(states) == len(self._state_dicts)
@@ -154,21 +189,23 @@ class KernelPlan:
             divide_(grads, multiplier)
             multiplier = 1.0
         start = 0
+        launches: list[Launch] = []
         for plan, size in zip(self._groups, self._sizes, strict=True):
-            plan.run(grads[start : start + size], multiplier, found_inf)
+            launches += plan.prepare(grads[start : start + size], multiplier, found_inf)
             start += size
+        self._before = [plan.versions() for plan in self._groups], found_inf
+        # in one call that no bytecode of Python interrupts: no signal comes between two groups
+        deque(map(operator.call, launches), maxlen=0)
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # a scheduler asks for it
 
-
-def _is_unobserved(optimizer: Optimizer) -> bool:
-    step = optimizer.__dict__.get("step")
-    return (
-        not optimizer._optimizer_step_pre_hooks
-        and not optimizer._optimizer_step_post_hooks
-        and not torch_optimizer._global_optimizer_pre_hooks
-        and not torch_optimizer._global_optimizer_post_hooks
-        and (step is None or hasattr(step, "_wrapped_by_lr_sched"))
-    )
+    def undo(self) -> bool:
+        """Take back what a `run` that raised has counted; whether no weight has moved in it."""
+        versions, found_inf = self._before
+        stood_still = [
+            plan.undo(before, found_inf)
+            for plan, before in zip(self._groups, versions, strict=True)
+        ]
+        return all(stood_still)
 
 
 def _is_plain(kernel: Kernel, group: Group) -> bool:

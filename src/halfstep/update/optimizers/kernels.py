@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 Group = Mapping[str, Any]
 States = Sequence[list[Tensor]]
+Launch = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -21,15 +23,16 @@ class Kernel:
     Attributes:
         state_names: Group to the names of its per-parameter state, in the kernel's order.
         counts_steps: Whether state["step"] is counted.
-        launch: Calls the kernel with (group, params, grads, states, steps, grad_scale, found_inf).
+        prepare: Makes the call of the kernel from (group, params, grads, states, steps, grad_scale,
+            found_inf); it runs when the result is called.
         plain_numbers: Group options that must be Python numbers for this road.
     """
 
     state_names: Callable[[Group], tuple[str, ...]]
     counts_steps: bool
-    launch: Callable[
+    prepare: Callable[
         [Group, list[Tensor], list[Tensor], States, list[Tensor], Tensor | None, Tensor | None],
-        None,
+        Launch,
     ]
     plain_numbers: tuple[str, ...] = ("lr", "weight_decay")
 
@@ -38,7 +41,7 @@ def _adam_state(group: Group) -> tuple[str, ...]:
     return ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if group["amsgrad"] else ())
 
 
-def _launch_adam(
+def _prepare_adam(
     group: Group,
     params: list[Tensor],
     grads: list[Tensor],
@@ -46,9 +49,10 @@ def _launch_adam(
     steps: list[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-) -> None:
+) -> Launch:
     kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-    kernel(
+    return partial(
+        kernel,
         params,
         grads,
         states[0],
@@ -67,7 +71,7 @@ def _launch_adam(
     )
 
 
-def _launch_sgd(
+def _prepare_sgd(
     group: Group,
     params: list[Tensor],
     grads: list[Tensor],
@@ -75,8 +79,9 @@ def _launch_sgd(
     steps: list[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-) -> None:
-    torch._fused_sgd_(
+) -> Launch:
+    return partial(
+        torch._fused_sgd_,
         params,
         grads,
         states[0] if states else [],
@@ -92,7 +97,7 @@ def _launch_sgd(
     )
 
 
-def _launch_adagrad(
+def _prepare_adagrad(
     group: Group,
     params: list[Tensor],
     grads: list[Tensor],
@@ -100,8 +105,9 @@ def _launch_adagrad(
     steps: list[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-) -> None:
-    torch._fused_adagrad_(
+) -> Launch:
+    return partial(
+        torch._fused_adagrad_,
         params,
         grads,
         states[0],
@@ -116,11 +122,11 @@ def _launch_adagrad(
     )
 
 
-_ADAM = Kernel(_adam_state, True, _launch_adam, ("lr", "weight_decay", "eps"))
+_ADAM = Kernel(_adam_state, True, _prepare_adam, ("lr", "weight_decay", "eps"))
 
 KERNELS: dict[type[Optimizer], Kernel] = {
     Adam: _ADAM,
     AdamW: _ADAM,
-    SGD: Kernel(lambda g: ("momentum_buffer",) if g["momentum"] else (), False, _launch_sgd),
-    Adagrad: Kernel(lambda group: ("sum",), True, _launch_adagrad),
+    SGD: Kernel(lambda g: ("momentum_buffer",) if g["momentum"] else (), False, _prepare_sgd),
+    Adagrad: Kernel(lambda group: ("sum",), True, _prepare_adagrad),
 }

@@ -20,23 +20,30 @@ class StepOutcome:
     Ask `updated` or `skipped`.
     """
 
-    __slots__ = ("_lost", "_make_record", "_record")
+    __slots__ = ("_error", "_lost", "_make_record", "_record")
 
     def __init__(self, make_record: Callable[[], StepRecord]) -> None:
         self._make_record: Callable[[], StepRecord] | None = make_record
         self._record: StepRecord | None = None
+        self._error: BaseException | None = None
         self._lost: tuple[list[str], Readback] | None = None
 
     def settle(self) -> None:
         """Wait for the step and commit what follows from it."""
-        if self._make_record is not None:
-            self._record = self._make_record()
-            self._make_record = None  # it holds the window and the optimizer
+        make, self._make_record = self._make_record, None  # it holds the window and the optimizer
+        if make is not None:
+            try:
+                self._record = make()
+            except BaseException as error:
+                self._error = error  # the step was committed all the same, and only once
+                raise
 
     @property
     def record(self) -> StepRecord:
         """All fields as plain data."""
         self.settle()
+        if self._error is not None:
+            raise self._error
         assert self._record is not None
         if self._lost is not None:
             (names, shares), self._lost = self._lost, None

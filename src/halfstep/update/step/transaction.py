@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
 
 from halfstep.records import CallOrderError, NonFiniteGradientError, ScaleCollapse, StepRecord
+from halfstep.update.decision import on_device, on_host
 from halfstep.update.decision.clipping import Joint
 from halfstep.update.decision.measured import Measured, StepNumbers
-from halfstep.update.decision.on_device import decide_on_device, read_facts
+from halfstep.update.decision.on_device import DeviceDecision, decide_on_device, read_facts
 from halfstep.update.decision.on_host import HostDecision, decide_on_host
 from halfstep.update.loss_scale.base import LossScale
 from halfstep.update.loss_scale.updates import ScaleUpdates
-from halfstep.update.readback import Number, Readback, pack
+from halfstep.update.readback import Number, Readback, pack, read_now
 from halfstep.update.step.counters import Counters
 from halfstep.update.step.launched_step import LaunchedStep, combine
 from halfstep.update.step.optimizer_slot import OptimizerSlot
 from halfstep.update.step.outcome import StepOutcome
+from halfstep.update.step.signals import signals_wait
 from halfstep.update.step.window import Window
 
 logger = logging.getLogger("halfstep")
@@ -29,6 +33,12 @@ logger = logging.getLogger("halfstep")
 OnCommit = Callable[[Sequence[OptimizerSlot]], None]
 OnSkip = Callable[[Mapping[OptimizerSlot, Number]], None]
 _Launch = tuple[LaunchedStep, int]
+
+
+_TORN = (
+    "the optimizer failed halfway through a step: a part of the weights or of its state has moved"
+    " and cannot be put back. Load a checkpoint before going on."
+)
 
 
 @dataclass
@@ -113,6 +123,7 @@ class Update:
         self._on_skip: OnSkip = on_skip or (lambda skipped: None)
         self._scale_updates = ScaleUpdates()
         self._unsettled: StepOutcome | None = None
+        self._is_torn = False
         self._said: set[str] = set()
 
     def settle(self) -> None:
@@ -122,6 +133,15 @@ class Update:
         """
         if (outcome := self._unsettled) is not None:
             outcome.settle()
+
+    def refuse_torn(self) -> None:
+        """Refuse to go on with weights of which a part has moved."""
+        if self._is_torn:
+            raise CallOrderError(_TORN)
+
+    def is_whole(self) -> None:
+        """Weights and optimizer state were loaded: go on."""
+        self._is_torn = False
 
     def abort(self, slots: Sequence[OptimizerSlot]) -> None:
         """Drop the windows of some slots, and their gradients."""
@@ -142,6 +162,7 @@ class Update:
         Syncs: once, unless all optimizers can skip by themselves (fused, on an accelerator).
         """
         try:
+            self.refuse_torn()
             self.settle()
             measured = self._measure(slots)
             launched = {slot: self._launched(slot) for slot in slots}
@@ -186,26 +207,24 @@ class Update:
             self._on_skip({slot: float(d.reason is not None) for slot, d in decisions.items()})
         if self._stop_at_non_finite:
             self._raise_if_non_finite(decisions)
-        results = []
-        for slot, decision in decisions.items():
-            results.append(FinishedStep(slot, *launched[slot], decision.numbers, decision.reason))
-            if decision.reason is None:
-                if decision.factors.grad_norm == 0:
-                    self._warn_once(
-                        "zero gradients",
-                        "update %d: every gradient is exactly 0; was zero_grad(set_to_none=False)"
-                        " called after backward? (said once)",
-                        slot.counters.num_updates + 1,
+        results = [
+            FinishedStep(slot, *launched[slot], d.numbers, d.reason)
+            for slot, d in decisions.items()
+        ]
+        moving = {slot: d for slot, d in decisions.items() if d.reason is None}
+        for slot, decision in moving.items():
+            self._warn_of_zero_gradients(slot, decision)
+        with signals_wait():
+            self._apply(
+                {
+                    slot: partial(
+                        slot.adapter.apply, d.measured.gradients, d.factors.multiplier, None
                     )
-                slot.adapter.apply(decision.measured.gradients, decision.factors.multiplier, None)
-        for result in results:
-            found_inf = float(result.reason == "non_finite")
-            counts = float(result.reason in (None, "non_finite"))
-            self._scale_updates.note(result.slot.loss_scale, found_inf, counts)
-        self._tell_loss_scales()
-        for result in results:
-            result.next_scale = _next_scale(result)
-        return self._commit(results)
+                    for slot, d in moving.items()
+                },
+                measured,
+            )
+            return self._commit(results, partial(self._conclude_on_host, found, results))
 
     def _step_on_device(
         self, measured: Mapping[OptimizerSlot, Measured], launched: Mapping[OptimizerSlot, _Launch]
@@ -213,36 +232,132 @@ class Update:
         """The kernels decide, nothing waits."""
         found = decide_on_device(list(measured.values()), self._joint, self._together)
         decisions = dict(zip(measured, found, strict=True))
-        for slot, d in decisions.items():
-            slot.adapter.apply(d.measured.gradients, d.factors.multiplier, d.skipped)
-        self._on_skip({slot: d.skipped for slot, d in decisions.items()})
-        for slot, d in decisions.items():
-            self._scale_updates.note(slot.loss_scale, d.factors.found_inf, d.counts())
-        self._tell_loss_scales()
-        rows = [
-            [*d.facts(), slot.loss_scale.value, *d.measured.sums] for slot, d in decisions.items()
-        ]
+        facts = {slot: d.facts() for slot, d in decisions.items()}
+        lengths = [len(facts[slot]) + 1 + len(d.measured.sums) for slot, d in decisions.items()]
         home = found[0].skipped.device
-        readback = Readback(pack([value for row in rows for value in row], home))
-        lengths = [len(row) for row in rows]
+        readback = Readback.reserve(sum(lengths), home)
+        values: list[Number] = []
 
         def settle() -> StepRecord:
             self._unsettled = None
-            values, results = iter(readback.wait()), []
+            read, results = iter(readback.wait() if not values else read_now(values)), []
             for (slot, launch), length in zip(launched.items(), lengths, strict=True):
-                numbers, reason, scale = read_facts(list(islice(values, length)), slot.vetoes)
+                numbers, reason, scale = read_facts(list(islice(read, length)), slot.vetoes)
                 results.append(FinishedStep(slot, *launch, numbers, reason, scale))
             return self._commit(results).record
 
-        self._unsettled = StepOutcome(settle)
+        def read_later() -> None:
+            values.extend(
+                value
+                for slot, d in decisions.items()
+                for value in (*facts[slot], slot.loss_scale.value, *d.measured.sums)
+            )
+            readback.fill(pack(values, home))
+            values.clear()
+
+        with signals_wait():
+            self._apply(
+                {
+                    slot: partial(
+                        slot.adapter.apply, d.measured.gradients, d.factors.multiplier, d.skipped
+                    )
+                    for slot, d in decisions.items()
+                },
+                measured,
+            )
+            self._unsettled = StepOutcome(settle)
+            try:
+                with contextlib.ExitStack() as then:  # each in turn, also where one raises
+                    then.callback(read_later)
+                    then.callback(self._conclude_on_device, decisions)
+                    then.callback(self._on_skip, {slot: d.skipped for slot, d in decisions.items()})
+            except BaseException:
+                self.settle()  # the step was made: let everything follow it before this is raised
+                raise
         return self._unsettled
+
+    def _apply(
+        self,
+        calls: Mapping[OptimizerSlot, Callable[[], object]],
+        measured: Mapping[OptimizerSlot, Measured],
+    ) -> None:
+        """Step every optimizer, or none: where one raises, the others are put back as well.
+
+        Those that only launch kernels go last, because nothing goes wrong in them.
+        """
+        order = list(calls)
+        if len(order) > 1:
+            order.sort(key=lambda slot: slot.adapter.takes_kernels(measured[slot].gradients.params))
+        tried: list[OptimizerSlot] = []
+        try:
+            for slot in order:
+                tried.append(slot)
+                calls[slot]()
+        except BaseException as error:
+            put_back = [slot.adapter.undo() for slot in reversed(tried)]
+            if not all(put_back):
+                self._is_torn = True
+                error.add_note(_TORN)
+            raise
+        for slot in order:
+            slot.adapter.forget()
+
+    def _conclude_on_host(
+        self, decisions: Sequence[HostDecision], results: Sequence[FinishedStep]
+    ) -> None:
+        """Conditions and loss scales take note."""
+        with contextlib.ExitStack() as then:
+            then.callback(self._tell_loss_scales)
+            for result in results:
+                found_inf = float(result.reason == "non_finite")
+                counts = float(result.reason in (None, "non_finite"))
+                self._scale_updates.note(result.slot.loss_scale, found_inf, counts)
+            for decision in decisions:
+                on_host.tell_vetoes(decision)
+        for result in results:
+            result.next_scale = _next_scale(result)
+
+    def _conclude_on_device(self, decisions: Mapping[OptimizerSlot, DeviceDecision]) -> None:
+        """The same in device tensors."""
+        with contextlib.ExitStack() as then:
+            then.callback(self._tell_loss_scales)
+            for slot, d in decisions.items():
+                self._scale_updates.note(slot.loss_scale, d.factors.found_inf, d.counts())
+            for decision in decisions.values():
+                on_device.tell_vetoes(decision)
+
+    def _warn_of_zero_gradients(self, slot: OptimizerSlot, decision: HostDecision) -> None:
+        if decision.factors.grad_norm == 0:
+            self._warn_once(
+                "zero gradients",
+                "update %d: every gradient is exactly 0; was zero_grad(set_to_none=False)"
+                " called after backward? (said once)",
+                slot.counters.num_updates + 1,
+            )
 
     def _launched(self, slot: OptimizerSlot) -> _Launch:
         """What a result knows of its launch; the slot's window is still the one that is stepped."""
         return slot.launched_step(), self._scale_updates.times_told(slot.loss_scale)
 
-    def _commit(self, results: Sequence[FinishedStep]) -> StepOutcome:
-        """Move the counters and whatever hangs on them."""
+    def _commit(
+        self, results: Sequence[FinishedStep], first: Callable[[], None] | None = None
+    ) -> StepOutcome:
+        """Move the counters and whatever hangs on them, all of it also where a part raises.
+
+        Args:
+            results: Of the step.
+            first: What comes before, and must happen as well.
+        """
+        with contextlib.ExitStack() as then:  # each in turn, also where one raises
+            moved, outcome = self._count(results)
+            then.callback(self._observe, results, outcome)
+            if moved:
+                then.callback(self._on_commit, moved)
+            if first is not None:
+                first()
+        return outcome
+
+    def _count(self, results: Sequence[FinishedStep]) -> tuple[list[OptimizerSlot], StepOutcome]:
         moved, windows = [], {}
         for result in results:
             updated = result.reason is None
@@ -251,10 +366,8 @@ class Update:
             if updated:
                 moved.append(result.slot)
         consumed = self.counters.count(bool(moved), sum(windows.values()))
-        if moved:
-            self._on_commit(moved)
         number = self.counters.attempts
-        outcome = StepOutcome(
+        return moved, StepOutcome(
             results[0].record
             if len(self.slots) == 1
             else lambda: combine(
@@ -264,8 +377,6 @@ class Update:
                 consumed,
             )
         )
-        self._observe(results, outcome)
-        return outcome
 
     def _tell_loss_scales(self) -> None:
         self._scale_updates.tell(
