@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
 from halfstep.training.engine.loss import LossSum, check_loss
+from halfstep.training.engine.parameter_hooks import ParameterHooks
 from halfstep.update import LossScale, OptimizerSlot, Window, power_of_two_near
 from halfstep.update.loss_scale.base import promote
 from halfstep.update.optimizers.gradients import values_of
@@ -38,6 +40,9 @@ class ScaledBackward:
         self._slots = list(slots)
         self._context = context
         self._number = 0
+        self._hooks = ParameterHooks(
+            lambda: [(slot.name_of(p), p) for slot in slots for p in slot.parameters()]
+        )
         self._has_warned_of_fp16_loss = False
 
     def __call__(
@@ -66,18 +71,54 @@ class ScaledBackward:
         nominal = self._nominal_for(slots, divisor)
         inputs = self._inputs(slots)
         scalar = promote(total).reshape(())
-        with self._context():
+
+        def unit() -> float | Tensor:
+            """What the gradients of this micro-batch carry; those of its own mean loss are true."""
+            return scale.value if not divisor else scale.value * (divisor / nominal)
+
+        with self._context(), self._hooks.see_true_gradients(unit):
             normalised = scalar if divisor is None else scalar / nominal
             torch.autograd.backward(
                 scale.scale(normalised), retain_graph=retain_graph, inputs=inputs
             )
+        if not any(slot.window.has_gradients for slot in slots):
+            _refuse_loss_of_another_leaf(slots, total)
         metrics = loss.metrics if isinstance(loss, LossSum) else {}
         counted = scalar.double() if divisor is not None else scalar
         self._number += 1
         for slot in slots:
-            slot.window.nominal = nominal
+            slot.window.nominal, slot.window.own_loss = nominal, None
             slot.window.add(counted, divisor, metrics, self._number)
             slot.window.has_gradients = _any_gradient(slot.parameters())
+
+    def scale(self, slots: Sequence[OptimizerSlot], outputs: Tensor) -> Tensor:
+        """Outputs times the loss scale, for a backward of the user's own.
+
+        Args:
+            slots: The optimizers whose parameters will get gradients.
+            outputs: Real and floating, of any shape.
+        """
+        if not (isinstance(outputs, Tensor) and outputs.is_floating_point()):
+            what = str(outputs.dtype) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise BadTypeError(f"scale() takes a real floating-point tensor, got {what}.")
+        for slot in slots:
+            if slot.window.num_micro_batches:
+                continue
+            loss = outputs.detach().double().sum()
+            earlier = slot.window.own_loss
+            slot.window.own_loss = loss if earlier is None else earlier + loss
+        return _the_loss_scale(slots).scale(outputs)
+
+    def count_own(self, slots: Sequence[OptimizerSlot]) -> None:
+        """Make a window of the gradients that the user's own backward has left, if it has."""
+        for slot in slots:
+            window = slot.window
+            if window.own_loss is None or window.num_micro_batches:
+                continue
+            if _any_gradient(slot.parameters()):
+                self._number += 1
+                window.add(window.own_loss, None, {}, self._number)
+                window.has_gradients = True
 
     def _nominal_for(self, slots: Sequence[OptimizerSlot], divisor: float | Tensor | None) -> float:
         used = {slot.window.nominal for slot in slots if slot.window.num_micro_batches}
@@ -113,6 +154,27 @@ class ScaledBackward:
                 "the loss is FP16: its own gradient is the loss scale, which overflows at 65536."
                 " Compute the loss in FP32, from logits.float() (said once)"
             )
+
+
+def _refuse_loss_of_another_leaf(slots: Sequence[OptimizerSlot], loss: Tensor) -> None:
+    """Refuse the first pass of a two-pass method: its gradient goes into a tensor, scaled."""
+    if loss.grad_fn is None or any(_any_gradient(slot.parameters()) for slot in slots):
+        return
+    nodes, seen = [loss.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor) and not isinstance(leaf, Parameter):
+            raise CallOrderError(
+                "this loss reaches no parameter of the optimizer but a tensor of your own (shape"
+                f" {tuple(leaf.shape)}), whose gradient now carries the loss scale, and it would"
+                " count as a micro-batch. In a method of two passes write"
+                " engine.scale(loss).backward(), and surrogate.backward() for each part after it."
+            )
+        nodes += [parent for parent, _ in node.next_functions if parent is not None]
 
 
 def _the_loss_scale(slots: Sequence[OptimizerSlot]) -> LossScale:
@@ -152,7 +214,7 @@ def _check_micro_batch(
             " unscaled ones; call gradients() after the last backward."
         )
     if not window.num_micro_batches:
-        _refuse_stray_gradients(parameters)
+        _refuse_stray_gradients(parameters, window.own_loss is not None)
     elif window.has_gradients and not _any_gradient(parameters):
         raise CallOrderError(
             "the gradients of this window were cleared between two backward() calls; remove the"
@@ -165,13 +227,19 @@ def _any_gradient(parameters: Sequence[Tensor]) -> bool:
     return any(p.grad is not None for p in parameters)
 
 
-def _refuse_stray_gradients(parameters: Sequence[Tensor]) -> None:
+def _refuse_stray_gradients(parameters: Sequence[Tensor], has_own_loss: bool) -> None:
     """Refuse to start a window on gradients that the engine did not make.
 
     Zeros (``zero_grad(set_to_none=False)``) are harmless and dropped.
     """
     stray = [p for p in parameters if p.grad is not None]
     if any(bool(torch.count_nonzero(_values(p))) for p in stray):
+        if has_own_loss:
+            raise CallOrderError(
+                "this window holds gradients of your own backward through engine.scale(); add its"
+                " other losses by engine.scale(loss).backward() as well, or make all of them by"
+                " engine.backward(loss)."
+            )
         raise CallOrderError(
             "there are gradients that engine.backward() of this window did not make (a"
             " loss.backward() of your own, or another engine's); they must not be mixed with scaled"

@@ -41,7 +41,8 @@ from halfstep.training.engine.settings import (
 )
 from halfstep.training.engine.setup_checks import check_models, check_optimizers
 from halfstep.training.engine.state import check_engine_state, engine_state, load_engine_state
-from halfstep.training.engine.weight_casts import cast_weights_once
+from halfstep.training.engine.surroundings import Surroundings
+from halfstep.training.engine.weight_casts import WeightCasts
 from halfstep.training.engine.windows import checked_window
 from halfstep.update import (
     Counters,
@@ -184,6 +185,8 @@ class Engine:
             on_skip=self._followers.held,
         )
         self._backward = ScaledBackward(slots, lambda: self.policy.recompute(self.device.type))
+        self._surroundings = Surroundings(self.models, slots, self.device)
+        self._casts = WeightCasts(self.device.type, self.models.values())
         self._argument = model  # what loss_fn gets
         self._on_collapse = on_collapse
         self._replays = diagnose == "on_skip"
@@ -275,7 +278,42 @@ class Engine:
         """
         slots = named_slots(self._update.slots, optimizers)
         needs_divisor = self._followers.counts_tokens(slots)
+        self._update.refuse_torn()
+        self._followers.refuse_moved_schedules(slots)
+        self._surroundings.before_backward(slots, loss)
         self._backward(slots, loss, needs_divisor=needs_divisor, retain_graph=retain_graph)
+        self._surroundings.after_backward(slots)
+
+    def scale(self, outputs: Tensor, optimizers: Names = None) -> Tensor:
+        """Multiply by the loss scale, for a backward or an `torch.autograd.grad` of your own.
+
+        Gradients that reach parameters by ``engine.scale(loss).backward()`` are a window of their
+        own: they add up as they come, are averaged over nothing, and `step` divides them by the
+        scale. An inner gradient is divided by ``engine.loss_scale.value``. See the docs for
+        gradient caching and penalties.
+
+        Args:
+            outputs: A loss, or a real floating tensor of any shape, with its graph.
+            optimizers: Names of those whose parameters get gradients; ``None`` for all.
+
+        Returns:
+            float32 (float64 for float64), same shape.
+
+        Raises:
+            BadTypeError: Anything else.
+
+        Syncs: no.
+
+        Example:
+            >>> import torch, halfstep as hs
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> engine = hs.Engine(model, optimizer, precision="fp32", loss_scale=8.0)
+            >>> engine.scale(model(torch.ones(2, 4)).mean()).backward()
+            >>> engine.step().updated
+            True
+        """
+        return self._backward.scale(named_slots(self._update.slots, optimizers), outputs)
 
     def step(self, optimizers: Names = None) -> StepOutcome:
         """Close the window: one update or none, and the gradients are ``None``.
@@ -291,7 +329,9 @@ class Engine:
         Syncs: with fused optimizers on an accelerator the host waits for the *previous* step
         only; any other optimizer costs one wait.
         """
+        self._backward.count_own(named_slots(self._update.slots, optimizers))
         slots = slots_to_step(self._update.slots, optimizers)
+        self._surroundings.before_step(slots)
         updates_before = self._settled_counters().num_updates
         try:
             lost = LostUpdates(slots) if self._finds_lost_updates else None
@@ -307,11 +347,13 @@ class Engine:
             record = replace(collapse.record, fallback=self._on_collapse)
             return StepOutcome(lambda: record)
         except BaseException:
+            self._update.settle()
             if self._update.counters.num_updates == updates_before:
                 self._followers.nothing_moved()
             raise
         finally:
             self._followers.window_closes()
+            self._surroundings.windows_close()
 
     def train_step(
         self,
@@ -349,10 +391,14 @@ class Engine:
             batches = list(batches)
             replay = self._prepare_replay(batches, loss_fn, slots)
         try:
-            with cast_weights_once(self.device.type, self.models.values(), batches):
+            with self._casts.kept(batches) as casts:
                 for batch in batches:
+                    if casts is not None:
+                        casts.micro_batch_begins()
                     with self.autocast():
                         loss = loss_fn(self._argument, batch)  # type: ignore[arg-type]
+                    if casts is not None:
+                        casts.micro_batch_ends()
                     self.backward(loss, names)
                     del loss
             if not slots[0].window.num_micro_batches:
@@ -411,6 +457,7 @@ class Engine:
             raise CallOrderError(
                 "gradients() was already used in this window; the gradients are true since then."
             )
+        self._surroundings.before_step(slots)
         for slot in slots:
             slot.unscale_()
         found = {name: grad for slot in slots for name, grad in slot.gradients().items()}
@@ -427,6 +474,7 @@ class Engine:
         self._update.abort(named_slots(self._update.slots, optimizers))
         self._followers.nothing_moved()
         self._followers.window_closes()
+        self._surroundings.windows_close()
 
     def state_dict(self) -> dict[str, Any]:
         """What the engine itself knows: scale, counters, clock, schedule, averaged weights.
@@ -460,8 +508,8 @@ class Engine:
         if self._has_fallen_back(state):
             self._fall_back()
         self._update.settle()
-        self._update.abort(self._update.slots)
-        self._followers.window_closes()
+        self.abort()
+        self._update.weights_were_loaded()
         load_engine_state(state, self._update, self._backward, self._followers)
 
     def check_state_dict(self, state: dict[str, Any]) -> None:

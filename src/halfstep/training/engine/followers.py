@@ -5,15 +5,18 @@ A new thing that must move with the weights, and stand still with them, goes her
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
 from halfstep.training.engine.buffers import BufferRollback
+from halfstep.training.engine.call_site import call_of
 from halfstep.training.engine.schedule import (
     Schedule,
     TokenSchedule,
@@ -22,6 +25,8 @@ from halfstep.training.engine.schedule import (
 )
 from halfstep.update import OptimizerSlot
 from halfstep.update.readback import Number
+
+_FEW = 8  # steps of a schedule that a stray line makes in a window; a loaded state makes others
 
 
 class Followers:
@@ -51,10 +56,13 @@ class Followers:
         self._buffers: dict[str, BufferRollback] = {}
         if rolls_back:
             self._buffers = {name: BufferRollback(model) for name, model in models.items()}
+        self._positions: dict[str, tuple[int, ...]] = {}
+        self._moved: set[str] = set()
         for slot in slots:
             schedule = self._schedules[slot.name]
             if isinstance(schedule, TokenSchedule):
                 schedule.apply(slot.optimizer, 0.0)
+            self._remember_position(slot.name)
 
     def counts_tokens(self, slots: Sequence[OptimizerSlot]) -> bool:
         """Whether a schedule needs to know how many tokens a loss is made of."""
@@ -98,19 +106,73 @@ class Followers:
             slots: Those that moved.
 
         Raises:
-            CallOrderError: The user's schedule raised; the update was made all the same.
+            CallOrderError: A schedule or an average of the user's raised; the update was made all
+                the same, and everything else has followed it.
         """
-        for name, ema in self.emas.items():
-            if ema is not None and any(slot in slots for slot in self._slots_of[name]):
-                ema.update_parameters(self._models[name])
+        with contextlib.ExitStack() as then:  # each in turn, also where one raises
+            for slot in slots:
+                then.callback(self._advance, slot)
+            for name, ema in self.emas.items():
+                movers = [slot for slot in self._slots_of[name] if slot in slots]
+                if ema is not None and movers:
+                    then.callback(self._average, name, ema, movers[0])
+
+    def refuse_moved_schedules(self, slots: Sequence[OptimizerSlot]) -> None:
+        """Refuse to go on where a line of the user's own steps a schedule as well.
+
+        Raises:
+            CallOrderError: A schedule went on since the engine stepped it last.
+        """
         for slot in slots:
-            try:
-                advance(self._schedules[slot.name], slot.optimizer, slot.counters.consumed)
-            except Exception as error:
+            schedule = self._schedules[slot.name]
+            if not isinstance(schedule, LRScheduler):
+                continue
+            has_moved = slot.name in self._moved or self._is_ahead(slot.name, schedule)
+            self._moved.discard(slot.name)
+            self._positions[slot.name] = _position(schedule)
+            if has_moved and slot.counters.attempts:
+                line = call_of(schedule, "step")
+                at = "" if line is None else f", {line}"
                 raise CallOrderError(
-                    f"the schedule failed after update {slot.counters.num_updates} was made"
-                    f" (weights and counters have moved): {error}"
-                ) from error
+                    f"the schedule of the engine was stepped by the loop as well{at}: the rate"
+                    " moves twice per update. Delete that line; schedule=... is stepped once per"
+                    " committed update."
+                )
+
+    def _is_ahead(self, name: str, schedule: LRScheduler) -> bool:
+        """Whether it made a few steps of its own; a loaded state may lie anywhere."""
+        before, now = self._positions[name], _position(schedule)
+        return len(before) == len(now) and any(
+            0 < b - a <= _FEW for a, b in zip(before, now, strict=True)
+        )
+
+    def _advance(self, slot: OptimizerSlot) -> None:
+        schedule = self._schedules[slot.name]
+        if isinstance(schedule, LRScheduler) and self._is_ahead(slot.name, schedule):
+            self._moved.add(slot.name)
+        try:
+            advance(schedule, slot.optimizer, slot.counters.consumed)
+        except Exception as error:
+            raise CallOrderError(
+                f"the schedule failed after update {slot.counters.num_updates} was made"
+                f" (weights and counters have moved): {error}"
+            ) from error
+        finally:
+            self._remember_position(slot.name)
+
+    def _average(self, name: str, ema: AveragedModel, slot: OptimizerSlot) -> None:
+        try:
+            ema.update_parameters(self._models[name])
+        except Exception as error:
+            raise CallOrderError(
+                f"the average of the weights failed after update {slot.counters.num_updates} was"
+                f" made (weights, counters and schedule have moved): {error}"
+            ) from error
+
+    def _remember_position(self, name: str) -> None:
+        schedule = self._schedules[name]
+        if isinstance(schedule, LRScheduler):
+            self._positions[name] = _position(schedule)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the schedules and of the averages, by name."""
@@ -145,6 +207,7 @@ class Followers:
                 schedule.apply(slot.optimizer, slot.counters.consumed)
             elif schedule is not None:
                 schedule.load_state_dict(state["schedules"][slot.name]["state"])
+            self._remember_position(slot.name)
         for name, ema in self.emas.items():
             if ema is not None:
                 ema.load_state_dict(state["emas"][name])
@@ -189,3 +252,9 @@ def _all_of(flags: Sequence[Number]) -> Number:
     if not any(isinstance(flag, Tensor) for flag in flags):
         return min(flags)
     return torch.stack([flag for flag in flags if isinstance(flag, Tensor)]).amin()
+
+
+def _position(schedule: LRScheduler) -> tuple[int, ...]:
+    """How often a schedule was stepped; chained ones count in their parts."""
+    parts = [schedule, *getattr(schedule, "_schedulers", ())]
+    return tuple(int(getattr(part, "last_epoch", 0)) for part in parts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.records import BadTypeError, BadValueError
@@ -43,14 +43,25 @@ def _device_of_trainable(model: nn.Module) -> torch.device | None:
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         return None
-    for name, p in trainable:
+    refuse_fp16_parameters(trainable)
+    warn_of_bf16_parameters(trainable)
+    return trainable[0][1].device
+
+
+def refuse_fp16_parameters(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse trainable parameters in FP16; ``model.half()`` may come after the engine was made."""
+    for name, p in named:
         if p.dtype is torch.float16:
             raise BadValueError(
                 f"parameter {name!r} is FP16: updates smaller than 1/2048 of a weight are lost"
                 " and its gradients cannot be unscaled. Keep the model in FP32 (model.float())"
                 " and let autocast choose the format of each op."
             )
-    narrow = [name for name, p in trainable if p.dtype is torch.bfloat16]
+
+
+def warn_of_bf16_parameters(named: Sequence[tuple[str, Tensor]]) -> bool:
+    """Whether trainable parameters are BF16, in whose format small updates vanish."""
+    narrow = [name for name, p in named if p.dtype is torch.bfloat16]
     if narrow:
         logger.warning(
             "parameter %r is BF16 (%d of %d are): an update below 1/256 of a weight is rounded"
@@ -58,9 +69,9 @@ def _device_of_trainable(model: nn.Module) -> torch.device | None:
             " let autocast choose the format of each op",
             narrow[0],
             len(narrow),
-            len(trainable),
+            len(named),
         )
-    return trainable[0][1].device
+    return bool(narrow)
 
 
 def check_optimizers(optimizers: Mapping[str, Optimizer], models: Mapping[str, nn.Module]) -> None:
@@ -72,12 +83,13 @@ def check_optimizers(optimizers: Mapping[str, Optimizer], models: Mapping[str, n
                 f" {type(optimizer).__name__}."
             )
     _refuse_strangers_and_twins(optimizers, models)
-    if left_out := _trainable_outside(optimizers.values(), models):
+    if left_out := trainable_outside(optimizers.values(), models):
         logger.warning(
             "%d trainable parameters are in no group of the optimizer (first: %s); their gradients"
-            " are computed and kept for nothing. requires_grad_(False) freezes them",
+            " are computed for nothing and dropped with each window. requires_grad_(False) freezes"
+            " them",
             len(left_out),
-            left_out[0],
+            left_out[0][0],
         )
 
 
@@ -112,12 +124,13 @@ def _refuse_foreign(title: str, optimizer: Optimizer, known: set[int]) -> None:
         )
 
 
-def _trainable_outside(
+def trainable_outside(
     optimizers: Iterable[Optimizer], models: Mapping[str, nn.Module]
-) -> list[str]:
+) -> list[tuple[str, Tensor]]:
+    """Name and parameter of what requires a gradient and belongs to no optimizer."""
     held = {id(p) for optimizer in optimizers for p in _held(optimizer)}
     return [
-        f"{model_name}.{name}" if len(models) > 1 else name
+        (f"{model_name}.{name}" if len(models) > 1 else name, p)
         for model_name, model in models.items()
         for name, p in model.named_parameters()
         if p.requires_grad and id(p) not in held

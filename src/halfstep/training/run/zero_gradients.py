@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.update.optimizers.gradients import values_of
+from halfstep.update.optimizers.observers import leaves_gradients_alone
 from halfstep.update.readback import Readback
 
 
@@ -46,6 +47,7 @@ class ZeroGradients:
         for hook in self._hooks:
             hook.remove()
 
+    @leaves_gradients_alone
     def _count(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             values = values_of(parameter.grad)

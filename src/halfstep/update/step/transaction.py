@@ -139,7 +139,7 @@ class Update:
         if self._is_torn:
             raise CallOrderError(_TORN)
 
-    def is_whole(self) -> None:
+    def weights_were_loaded(self) -> None:
         """Weights and optimizer state were loaded: go on."""
         self._is_torn = False
 
@@ -379,9 +379,7 @@ class Update:
         )
 
     def _tell_loss_scales(self) -> None:
-        self._scale_updates.tell(
-            {slot.loss_scale for slot in self.slots if slot.window.num_micro_batches}
-        )
+        self._scale_updates.tell({slot.loss_scale for slot in self.slots if slot.window.is_open})
 
     def _observe(self, results: Sequence[FinishedStep], outcome: StepOutcome) -> None:
         """Let loss scales and slots count their skips."""

@@ -23,6 +23,7 @@ class Window:
         divisor: Sum of divisors; ``None`` while all losses are means.
         nominal: The power of two that the losses were divided by in backward.
         metrics: Sums of the extra values.
+        own_loss: Sum of the losses that the user scaled for a backward of their own.
         has_gradients: Whether a parameter had a gradient after the last backward.
         true_gradients: Whether ``.grad`` holds unscaled, normalised gradients already.
     """
@@ -32,6 +33,7 @@ class Window:
     divisor: Divisor | None = None
     nominal: float = 1.0
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    own_loss: Tensor | None = None
     has_gradients: bool = False
     true_gradients: bool = False
 
@@ -39,6 +41,11 @@ class Window:
     def num_micro_batches(self) -> int:
         """How many backward passes; 0 while the window is not open."""
         return len(self.micro_batches)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether gradients of this window carry its loss scale, so that the scale must stay."""
+        return bool(self.micro_batches) or self.own_loss is not None
 
     @property
     def weight(self) -> Divisor:
