@@ -52,37 +52,20 @@ def any_of(flags: Sequence[Number]) -> Tensor:
 
 
 class Readback:
-    """A copy to pinned host memory that is started and not waited for.
+    """A copy to pinned host memory that was started and not waited for.
 
     Args:
         values: 1-D float64 tensor. On a CPU there is nothing to wait for.
     """
 
     def __init__(self, values: Tensor) -> None:
-        self._reserve(len(values), values.device)
-        self.fill(values)
-
-    @classmethod
-    def reserve(cls, size: int, device: torch.device) -> Readback:
-        """Room for values that come later: after a launch nothing may run out of memory."""
-        readback = cls.__new__(cls)
-        readback._reserve(size, device)
-        return readback
-
-    def _reserve(self, size: int, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        self._host = torch.empty(size, dtype=torch.float64, device="cpu", pin_memory=not on_cpu)
-        self._event = None if on_cpu else torch.Event(device)
-
-    def fill(self, values: Tensor) -> None:
-        """Start the copy.
-
-        Args:
-            values: 1-D float64 tensor of the reserved size.
-        """
-        if self._event is None:
+        self._event: torch.Event | None = None
+        if values.device.type == "cpu":
             self._host = values
             return
+        # the default device may be another one, where nothing can be pinned
+        self._host = torch.empty(len(values), dtype=values.dtype, device="cpu", pin_memory=True)
+        self._event = torch.Event(values.device)
         self._host.copy_(values, non_blocking=True)
         self._event.record(torch.accelerator.current_stream(values.device))
 

@@ -95,11 +95,25 @@ class LossScale:
         if not isinstance(counts, Tensor):
             self.adjust(flag)
             return
-        before = {name: value.clone() for name, value in self._tensors().items()}
+        before = self.copies()
         self.adjust(flag)
         for name, now in self._tensors().items():
             if name in before:
                 now.copy_(torch.where(counts.to(now.device) == 0, before[name], now))
+
+    def copies(self) -> dict[str, Tensor]:
+        """Copies of the tensors that `adjust` may change, by name; none of a constant scale."""
+        if self.is_constant:
+            return {}
+        return {name: value.clone() for name, value in self._tensors().items()}
+
+    def put_back(self, copies: Mapping[str, Tensor]) -> None:
+        """Take `note_window` back.
+
+        Args:
+            copies: From before it.
+        """
+        vars(self).update(copies)
 
     def adjust(self, found_inf: Tensor) -> None:
         """The rule: change the scale after a window that counts. The base class keeps it.

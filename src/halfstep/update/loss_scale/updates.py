@@ -24,6 +24,11 @@ class _Noted:
     counts: Number
 
 
+SavedScales = tuple[
+    dict[LossScale, _Noted], dict[LossScale, int], dict[LossScale, dict[str, Tensor]]
+]
+
+
 class ScaleUpdates:
     """Tells loss scales how their windows ended.
 
@@ -59,6 +64,26 @@ class ScaleUpdates:
             noted = self._waiting.pop(scale)
             scale.note_window(noted.found_inf, noted.counts)
             self._times_told[scale] = self.times_told(scale) + 1
+
+    def saved(self, scales: Collection[LossScale]) -> SavedScales:
+        """What `put_back` needs: the scales as they are, and what waits to be told.
+
+        Args:
+            scales: All that may be noted or told.
+        """
+        copies = {scale: scale.copies() for scale in scales}
+        return dict(self._waiting), dict(self._times_told), copies
+
+    def put_back(self, saved: SavedScales) -> None:
+        """Take back what was noted and told since.
+
+        Args:
+            saved: From `saved`.
+        """
+        waiting, times_told, copies = saved
+        self._waiting, self._times_told = dict(waiting), dict(times_told)
+        for scale, tensors in copies.items():
+            scale.put_back(tensors)
 
     def times_told(self, scale: LossScale) -> int:
         """How often a scale was updated: skips between two updates are one try of one scale."""

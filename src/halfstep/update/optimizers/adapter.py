@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from halfstep.update.optimizers.fuse import fuse_again, fuse_if_free, is_fused, 
 from halfstep.update.optimizers.gradients import Gradients, divide_, in_float32_range, match_layouts
 from halfstep.update.optimizers.kernel_plan import KernelPlan
 from halfstep.update.optimizers.kernels import KERNELS
+from halfstep.update.optimizers.launch import Launch, launch_all
 from halfstep.update.optimizers.observers import is_observed
 from halfstep.update.optimizers.undo import Undo
 
@@ -46,12 +47,8 @@ class OptimizerAdapter:
         self.optimizer = optimizer
         self._fused_by_us = fuse == "auto" and fuse_if_free(optimizer)
         self._plan: KernelPlan | None = None
-        self._undo: Callable[[], bool] | None = None
+        self._undo: Undo | None = None
         self._most_stepped = 0
-
-    def takes_kernels(self, params: list[Tensor]) -> bool:
-        """Whether the next `apply` launches kernels alone, and calls no ``optimizer.step()``."""
-        return is_fused(self.optimizer) and self._current_plan(params) is not None
 
     def can_skip_itself(self, params: list[Tensor]) -> bool:
         """Whether the kernel can hold the update on the device, without the host knowing.
@@ -70,7 +67,7 @@ class OptimizerAdapter:
         found_inf: Tensor | None,
         **step_options: Any,
     ) -> Any:
-        """Divide the gradients by the multiplier and step; call `undo` if it raises.
+        """Divide the gradients by the multiplier and step.
 
         Args:
             gradients: May be overwritten.
@@ -83,27 +80,48 @@ class OptimizerAdapter:
 
         Syncs: no.
         """
-        params, grads, are_dense = gradients
-        self._undo = None
-        fused = is_fused(self.optimizer)
-        if self._fused_by_us and not fused:
-            fused = fuse_again(self.optimizer)
-        if fused and not are_dense:
-            self._leave_fused_road()
-            fused = False
-        if fused:
-            plan = self._current_plan(params)
-            if plan is None or not (plan.is_contiguous and all(map(Tensor.is_contiguous, grads))):
-                grads = match_layouts(params, grads)
-            if plan is not None and not step_options:
-                self._undo = plan.undo
-                plan.run(grads, multiplier, found_inf)
+        if not step_options:
+            launches = self.launches(gradients, multiplier, found_inf)
+            if launches is not None:
+                if (error := launch_all(launches)) is not None:
+                    raise error
                 return None
         assert not isinstance(multiplier, Tensor), "undecided updates take the kernel's road"
+        return self.step(gradients, multiplier, **step_options)
+
+    def launches(
+        self, gradients: Gradients, multiplier: float | Tensor, found_inf: Tensor | None
+    ) -> list[Launch] | None:
+        """The kernels of an update, ready to run; ``None`` if ``optimizer.step()`` must be called.
+
+        Args:
+            gradients, multiplier, found_inf: As for `apply`.
+        """
+        params, grads, _ = gradients
+        plan = self._current_plan(params) if self._is_fused(gradients) else None
+        if plan is None:
+            return None
+        if not (plan.is_contiguous and all(map(Tensor.is_contiguous, grads))):
+            grads = match_layouts(params, grads)
+        return plan.prepare(grads, multiplier, found_inf)
+
+    def step(self, gradients: Gradients, multiplier: float, **step_options: Any) -> Any:
+        """Call ``optimizer.step()`` on divided gradients; call `undo` if it raises.
+
+        Args:
+            gradients, multiplier, step_options: As for `apply`.
+
+        Returns:
+            What ``optimizer.step`` returned.
+        """
+        params, grads, _ = gradients
         # A step that makes state may run out of memory. Later ones keep copies on a CPU alone:
         # elsewhere the memory for a second set of weights and state is what nobody has.
         keeps_copies = len(params) > self._most_stepped or params[0].is_cpu
-        self._undo = Undo(self.optimizer, params, keeps_copies=keeps_copies).restore
+        self._undo = Undo(self.optimizer, params, keeps_copies=keeps_copies)
+        fused = self._is_fused(gradients)
+        if fused:
+            grads = match_layouts(params, grads)
         if fused and type(self.optimizer) in KERNELS and not step_options:
             result = self._step_fused(params, grads, multiplier)
         else:
@@ -113,17 +131,27 @@ class OptimizerAdapter:
         return result
 
     def undo(self) -> bool:
-        """Put the optimizer back after an `apply` of the step, its own or another's, raised.
+        """Put the optimizer back after a `step` of its own or of another optimizer raised.
 
         Returns:
             Whether weights and state are what they were before.
         """
-        restore, self._undo = self._undo, None
-        return restore is None or restore()
+        undo, self._undo = self._undo, None
+        return undo is None or undo.restore()
 
     def forget(self) -> None:
         """The step is over: drop what `undo` would need."""
         self._undo = None
+
+    def _is_fused(self, gradients: Gradients) -> bool:
+        """Whether the fused kernels take these gradients; switches back what a load has undone."""
+        fused = is_fused(self.optimizer)
+        if self._fused_by_us and not fused:
+            fused = fuse_again(self.optimizer)
+        if fused and not gradients.are_dense:
+            self._leave_fused_road()
+            fused = False
+        return fused
 
     def _leave_fused_road(self) -> None:
         if not self._fused_by_us:

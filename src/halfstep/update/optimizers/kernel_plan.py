@@ -8,7 +8,6 @@ kernel with the lists it kept.
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -19,7 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.update.optimizers.gradients import divide_, in_float32_range
-from halfstep.update.optimizers.kernels import KERNELS, Group, Kernel, Launch
+from halfstep.update.optimizers.kernels import KERNELS, Group, Kernel
+from halfstep.update.optimizers.launch import Launch
 from halfstep.update.optimizers.observers import is_observed
 
 
@@ -49,11 +49,11 @@ class _GroupPlan:
     def prepare(
         self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None
     ) -> list[Launch]:
-        """The calls of one update, with all that they need allocated."""
+        """The launches of one update, with all that they need allocated."""
         launches: list[Launch] = []
-        if self._step_buffer is not None:
+        if (buffer := self._step_buffer) is not None:
             counted = 1 if found_inf is None else 1 - found_inf
-            launches.append(partial(self._step_buffer.add_, counted))
+            launches.append(Launch(partial(buffer.add_, counted), partial(buffer.sub_, counted)))
         grad_scale: Tensor | None = None
         if isinstance(multiplier, Tensor):
             grad_scale = multiplier
@@ -63,44 +63,17 @@ class _GroupPlan:
             grad_scale = torch.full(
                 (), multiplier, dtype=torch.float32, device=self._params[0].device
             )
-        launches.append(
-            self._kernel.prepare(
-                self.group,
-                self._params,
-                grads[::-1],
-                self._states,
-                self._steps,
-                grad_scale,
-                found_inf,
-            )
+        kernel = self._kernel.prepare(
+            self.group, self._params, grads[::-1], self._states, self._steps, grad_scale, found_inf
         )
+        launches.append(Launch(kernel))
         return launches
-
-    def versions(self) -> tuple[int, int]:
-        """Versions of the step counters and of a weight: they tell which launches have run."""
-        counter = self._step_buffer
-        return 0 if counter is None else counter._version, self._params[0]._version
-
-    def undo(self, before: tuple[int, int], found_inf: Tensor | None) -> bool:
-        """Take back what a launch that raised has counted.
-
-        Args:
-            before: `versions` before the launch.
-            found_inf: As for the launch.
-
-        Returns:
-            Whether no weight has moved.
-        """
-        counted, moved = (now != then for now, then in zip(self.versions(), before, strict=True))
-        if counted and not moved and self._step_buffer is not None:
-            self._step_buffer.sub_(1 if found_inf is None else 1 - found_inf)
-        return not moved
 
 
 class KernelPlan:
     """Direct calls of the fused kernels for one optimizer and one list of parameters.
 
-    Build it with `KernelPlan.build`; ask `is_current` before every `run`.
+    Build it with `KernelPlan.build`; ask `is_current` before every `prepare`.
 
     Attributes:
         params: The parameters it updates.
@@ -127,7 +100,6 @@ class KernelPlan:
                 dicts = [optimizer.state.get(p, {}) for p in members]
                 self._groups.append(_GroupPlan(kernel, group, members, dicts))
                 self._sizes.append(len(members))
-        self._before: tuple[list[tuple[int, int]], Tensor | None] = [], None
         self._state_dicts = list(optimizer.state.values())
         self._state_values = [state.values() for state in self._state_dicts]  # views: they follow
         self._tensors = list(chain.from_iterable(self._state_values))
@@ -175,15 +147,15 @@ class KernelPlan:
             )
         )
 
-    def run(
+    def prepare(
         self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None
-    ) -> None:
-        """Divide by the multiplier and step.
+    ) -> list[Launch]:
+        """The launches that divide by the multiplier and step.
 
         Args:
             grads: One per parameter, laid out as the parameters are.
             multiplier: A float once the host has decided, else a 0-d float32 tensor.
-            found_inf: 0-d float32, with which the kernel itself holds; ``None`` once decided.
+            found_inf: 0-d float32, with which the kernel itself skips; ``None`` once decided.
         """
         if not isinstance(multiplier, Tensor) and not in_float32_range(multiplier):
             divide_(grads, multiplier)
@@ -193,19 +165,8 @@ class KernelPlan:
         for plan, size in zip(self._groups, self._sizes, strict=True):
             launches += plan.prepare(grads[start : start + size], multiplier, found_inf)
             start += size
-        self._before = [plan.versions() for plan in self._groups], found_inf
-        # in one call that no bytecode of Python interrupts: no signal comes between two groups
-        deque(map(operator.call, launches), maxlen=0)
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # a scheduler asks for it
-
-    def undo(self) -> bool:
-        """Take back what a `run` that raised has counted; whether no weight has moved in it."""
-        versions, found_inf = self._before
-        stood_still = [
-            plan.undo(before, found_inf)
-            for plan, before in zip(self._groups, versions, strict=True)
-        ]
-        return all(stood_still)
+        return launches
 
 
 def _is_plain(kernel: Kernel, group: Group) -> bool:

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 Group = Mapping[str, Any]
 States = Sequence[list[Tensor]]
-Launch = Callable[[], object]
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Kernel:
     counts_steps: bool
     prepare: Callable[
         [Group, list[Tensor], list[Tensor], States, list[Tensor], Tensor | None, Tensor | None],
-        Launch,
+        Call,
     ]
     plain_numbers: tuple[str, ...] = ("lr", "weight_decay")
 
@@ -49,7 +49,7 @@ def _prepare_adam(
     steps: list[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-) -> Launch:
+) -> Call:
     kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
     return partial(
         kernel,
@@ -79,7 +79,7 @@ def _prepare_sgd(
     steps: list[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-) -> Launch:
+) -> Call:
     return partial(
         torch._fused_sgd_,
         params,
@@ -105,7 +105,7 @@ def _prepare_adagrad(
     steps: list[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-) -> Launch:
+) -> Call:
     return partial(
         torch._fused_adagrad_,
         params,

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from halfstep.records import CallOrderError, NonFiniteGradientError, ScaleCollapse, StepRecord
 from halfstep.update.decision import on_device, on_host
 from halfstep.update.decision.clipping import Joint
 from halfstep.update.decision.measured import Measured, StepNumbers
-from halfstep.update.decision.on_device import DeviceDecision, decide_on_device, read_facts
+from halfstep.update.decision.on_device import decide_on_device, read_facts
 from halfstep.update.decision.on_host import HostDecision, decide_on_host
 from halfstep.update.loss_scale.base import LossScale
 from halfstep.update.loss_scale.updates import ScaleUpdates
-from halfstep.update.readback import Number, Readback, pack, read_now
+from halfstep.update.optimizers.gradients import Gradients
+from halfstep.update.optimizers.launch import Launch, TornUpdateError, launch_all
+from halfstep.update.readback import Number, Readback, pack
 from halfstep.update.step.counters import Counters
 from halfstep.update.step.launched_step import LaunchedStep, combine
 from halfstep.update.step.optimizer_slot import OptimizerSlot
@@ -214,117 +217,119 @@ class Update:
         moving = {slot: d for slot, d in decisions.items() if d.reason is None}
         for slot, decision in moving.items():
             self._warn_of_zero_gradients(slot, decision)
-        with signals_wait():
-            self._apply(
-                {
-                    slot: partial(
-                        slot.adapter.apply, d.measured.gradients, d.factors.multiplier, None
-                    )
-                    for slot, d in moving.items()
-                },
-                measured,
-            )
-            return self._commit(results, partial(self._conclude_on_host, found, results))
+        with signals_wait(), contextlib.ExitStack() as then:  # each in turn, also where one raises
+            with self._scales_put_back_on_error():
+                for result in results:
+                    found_inf = float(result.reason == "non_finite")
+                    counts = float(result.reason in (None, "non_finite"))
+                    self._scale_updates.note(result.slot.loss_scale, found_inf, counts)
+                self._tell_loss_scales()
+                for result in results:
+                    result.next_scale = _next_scale(result)
+                self._apply(
+                    {
+                        s: (d.measured.gradients, d.factors.multiplier, None)
+                        for s, d in moving.items()
+                    },
+                    then,
+                )
+            for decision in found:
+                then.callback(on_host.tell_vetoes, decision)
+            return self._commit(results)
 
     def _step_on_device(
         self, measured: Mapping[OptimizerSlot, Measured], launched: Mapping[OptimizerSlot, _Launch]
     ) -> StepOutcome:
-        """The kernels decide, nothing waits."""
+        """The kernels decide, nothing waits.
+
+        All that is read later is on its way before the launch, after which nothing may fail.
+        """
         found = decide_on_device(list(measured.values()), self._joint, self._together)
         decisions = dict(zip(measured, found, strict=True))
         facts = {slot: d.facts() for slot, d in decisions.items()}
         lengths = [len(facts[slot]) + 1 + len(d.measured.sums) for slot, d in decisions.items()]
-        home = found[0].skipped.device
-        readback = Readback.reserve(sum(lengths), home)
-        values: list[Number] = []
-
-        def settle() -> StepRecord:
-            self._unsettled = None
-            read, results = iter(readback.wait() if not values else read_now(values)), []
-            for (slot, launch), length in zip(launched.items(), lengths, strict=True):
-                numbers, reason, scale = read_facts(list(islice(read, length)), slot.vetoes)
-                results.append(FinishedStep(slot, *launch, numbers, reason, scale))
-            return self._commit(results).record
-
-        def read_later() -> None:
-            values.extend(
-                value
-                for slot, d in decisions.items()
-                for value in (*facts[slot], slot.loss_scale.value, *d.measured.sums)
-            )
-            readback.fill(pack(values, home))
-            values.clear()
-
-        with signals_wait():
-            self._apply(
-                {
-                    slot: partial(
-                        slot.adapter.apply, d.measured.gradients, d.factors.multiplier, d.skipped
-                    )
+        self._on_skip({slot: d.skipped for slot, d in decisions.items()})
+        with signals_wait(), contextlib.ExitStack() as then:
+            with self._scales_put_back_on_error():
+                for slot, d in decisions.items():
+                    self._scale_updates.note(slot.loss_scale, d.factors.found_inf, d.counts())
+                self._tell_loss_scales()
+                values = [
+                    value
                     for slot, d in decisions.items()
-                },
-                measured,
+                    for value in (*facts[slot], slot.loss_scale.value, *d.measured.sums)
+                ]
+                readback = Readback(pack(values, found[0].skipped.device))
+                self._apply(
+                    {
+                        slot: (d.measured.gradients, d.factors.multiplier, d.skipped)
+                        for slot, d in decisions.items()
+                    },
+                    then,
+                )
+            self._unsettled = outcome = StepOutcome(
+                partial(self._settle_from, readback, launched, lengths)
             )
-            self._unsettled = StepOutcome(settle)
-            try:
-                with contextlib.ExitStack() as then:  # each in turn, also where one raises
-                    then.callback(read_later)
-                    then.callback(self._conclude_on_device, decisions)
-                    then.callback(self._on_skip, {slot: d.skipped for slot, d in decisions.items()})
-            except BaseException:
-                self.settle()  # the step was made: let everything follow it before this is raised
-                raise
-        return self._unsettled
+            for decision in found:
+                then.callback(on_device.tell_vetoes, decision)
+        return outcome
+
+    def _settle_from(
+        self, readback: Readback, launched: Mapping[OptimizerSlot, _Launch], lengths: Sequence[int]
+    ) -> StepRecord:
+        """Commit a step that the device has decided."""
+        self._unsettled = None
+        read, results = iter(readback.wait()), []
+        for (slot, launch), length in zip(launched.items(), lengths, strict=True):
+            numbers, reason, scale = read_facts(list(islice(read, length)), slot.vetoes)
+            results.append(FinishedStep(slot, *launch, numbers, reason, scale))
+        return self._commit(results).record
+
+    @contextlib.contextmanager
+    def _scales_put_back_on_error(self) -> Iterator[None]:
+        saved = self._scale_updates.saved({slot.loss_scale for slot in self.slots})
+        try:
+            yield
+        except BaseException:
+            self._scale_updates.put_back(saved)
+            raise
 
     def _apply(
         self,
-        calls: Mapping[OptimizerSlot, Callable[[], object]],
-        measured: Mapping[OptimizerSlot, Measured],
+        updates: Mapping[OptimizerSlot, tuple[Gradients, float | Tensor, Tensor | None]],
+        then: contextlib.ExitStack,
     ) -> None:
         """Step every optimizer, or none: where one raises, the others are put back as well.
 
-        Those that only launch kernels go last, because nothing goes wrong in them.
+        Args:
+            updates: Gradients, multiplier and `found_inf` of each optimizer that may move.
+            then: Gets to raise, after the commit, what went wrong in a step that was made.
         """
-        order = list(calls)
-        if len(order) > 1:
-            order.sort(key=lambda slot: slot.adapter.takes_kernels(measured[slot].gradients.params))
-        tried: list[OptimizerSlot] = []
+        launches: list[Launch] = []
+        stepped: list[OptimizerSlot] = []
         try:
-            for slot in order:
-                tried.append(slot)
-                calls[slot]()
+            for slot, (gradients, multiplier, found_inf) in updates.items():
+                own = slot.adapter.launches(gradients, multiplier, found_inf)
+                if own is not None:
+                    launches += own
+                    continue
+                assert not isinstance(multiplier, Tensor), "undecided updates launch kernels"
+                stepped.append(slot)
+                slot.adapter.step(gradients, multiplier)
+            late = launch_all(launches)  # last: nothing takes a kernel back
         except BaseException as error:
-            put_back = [slot.adapter.undo() for slot in reversed(tried)]
-            if not all(put_back):
-                self._is_torn = True
-                error.add_note(_TORN)
-            raise
-        for slot in order:
+            put_back = [slot.adapter.undo() for slot in stepped]
+            if all(put_back) and not isinstance(error, TornUpdateError):
+                raise
+            self._is_torn = True
+            cause = error.__cause__ if isinstance(error, TornUpdateError) else error
+            assert cause is not None
+            cause.add_note(_TORN)
+            raise cause from None
+        for slot in stepped:
             slot.adapter.forget()
-
-    def _conclude_on_host(
-        self, decisions: Sequence[HostDecision], results: Sequence[FinishedStep]
-    ) -> None:
-        """Conditions and loss scales take note."""
-        with contextlib.ExitStack() as then:
-            then.callback(self._tell_loss_scales)
-            for result in results:
-                found_inf = float(result.reason == "non_finite")
-                counts = float(result.reason in (None, "non_finite"))
-                self._scale_updates.note(result.slot.loss_scale, found_inf, counts)
-            for decision in decisions:
-                on_host.tell_vetoes(decision)
-        for result in results:
-            result.next_scale = _next_scale(result)
-
-    def _conclude_on_device(self, decisions: Mapping[OptimizerSlot, DeviceDecision]) -> None:
-        """The same in device tensors."""
-        with contextlib.ExitStack() as then:
-            then.callback(self._tell_loss_scales)
-            for slot, d in decisions.items():
-                self._scale_updates.note(slot.loss_scale, d.factors.found_inf, d.counts())
-            for decision in decisions.values():
-                on_device.tell_vetoes(decision)
+        if late is not None:
+            then.callback(_raise, late)
 
     def _warn_of_zero_gradients(self, slot: OptimizerSlot, decision: HostDecision) -> None:
         if decision.factors.grad_norm == 0:
@@ -339,22 +344,13 @@ class Update:
         """What a result knows of its launch; the slot's window is still the one that is stepped."""
         return slot.launched_step(), self._scale_updates.times_told(slot.loss_scale)
 
-    def _commit(
-        self, results: Sequence[FinishedStep], first: Callable[[], None] | None = None
-    ) -> StepOutcome:
-        """Move the counters and whatever hangs on them, all of it also where a part raises.
-
-        Args:
-            results: Of the step.
-            first: What comes before, and must happen as well.
-        """
-        with contextlib.ExitStack() as then:  # each in turn, also where one raises
+    def _commit(self, results: Sequence[FinishedStep]) -> StepOutcome:
+        """Move the counters and whatever hangs on them, all of it also where a part raises."""
+        with contextlib.ExitStack() as then:
             moved, outcome = self._count(results)
             then.callback(self._observe, results, outcome)
             if moved:
                 then.callback(self._on_commit, moved)
-            if first is not None:
-                first()
         return outcome
 
     def _count(self, results: Sequence[FinishedStep]) -> tuple[list[OptimizerSlot], StepOutcome]:
@@ -435,3 +431,7 @@ def _next_scale(result: FinishedStep) -> Number:
     if scale.value.is_cpu:
         return float(scale.value)
     return result.numbers.scale if scale.is_constant else scale.value.clone()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
