@@ -211,6 +211,162 @@ def test_step_after_an_update_divides_by_the_scale_its_gradients_carry(unscales:
     assert ours.get_scale() == 2.0  # one back-off for one window
 
 
+@pytest.mark.parametrize(("args", "kwargs"), [((None,), {}), ((), {"closure": None})])
+@pytest.mark.parametrize("case", [("adamw", "fused"), ("adamw", "loop")], ids="-".join)
+def test_closure_that_is_none_passes(
+    case: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    # oracle: the call without it; Accelerate and the Trainer always pass one
+    weights = []
+    for given in ((args, kwargs), ((), {})):
+        model = mlp()
+        optimizer = make_optimizer(case, model.parameters())
+        scaler = hs.GradScaler("cpu")
+        scaler.scale(loss_of(model)).backward()
+        scaler.step(optimizer, *given[0], **given[1])
+        scaler.update()
+        assert scaler.last_outcome is not None
+        assert scaler.last_outcome.updated
+        weights.append(list(model.parameters()))
+    assert all(map(torch.equal, *weights))
+
+
+class Told(torch.optim.SGD):
+    """Its step takes arguments of its own."""
+
+    told: tuple[Any, ...] = ()
+
+    def step(self, closure: Any, factor: float = 1.0, *, note: str = "") -> Any:  # type: ignore[override]
+        self.told = closure, factor, note
+        return super().step()
+
+
+def test_other_arguments_reach_the_optimizer_as_in_torch() -> None:
+    told = []
+    for kind in (torch.amp.GradScaler, hs.GradScaler):
+        p = Parameter(torch.ones(2))
+        optimizer = Told([p], lr=0.5)
+        scaler = kind("cpu")
+        scaler.scale(p.sum()).backward()
+        scaler.step(optimizer, None, 3.0, note="last")
+        told.append((optimizer.told, p.tolist()))
+    assert told[0] == told[1] == ((None, 3.0, "last"), [0.5, 0.5])
+
+
+class TakesScaler(torch.optim.SGD):
+    """The older contract: the scaler itself is passed, the optimizer unscales and checks."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None, grad_scaler: Any = None) -> Any:  # type: ignore[override]
+        grad_scaler.unscale_(self)
+        found = grad_scaler._found_inf_per_device(self).values()
+        return None if sum(float(flag) for flag in found) else super().step(closure)
+
+
+class ReadsAttributes(torch.optim.Optimizer):
+    """A third party's fused optimizer: two attributes tell it what to divide by and to skip."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        scale, found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
+        if float(found_inf):
+            return
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad if scale is None else p.grad / scale, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("factor", [1.0, math.inf])
+@pytest.mark.parametrize("kind", [TakesScaler, ReadsAttributes])
+@pytest.mark.filterwarnings("ignore:GradScaler is going to stop passing itself:FutureWarning")
+def test_optimizer_that_scales_by_itself_steps_as_in_torch(
+    kind: Any, factor: float, unscales: bool
+) -> None:
+    # oracle: torch.amp.GradScaler, and a step of 0.5 on a gradient of 1
+    unscales = unscales and kind is not TakesScaler  # whose own step does it
+    weights = []
+    for scaler in (torch.amp.GradScaler("cpu"), hs.GradScaler("cpu")):
+        p = Parameter(torch.ones(2))
+        optimizer = kind([p], lr=0.5)
+        scaler.scale((p * factor).sum()).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        weights.append((p.tolist(), scaler.get_scale()))
+        if isinstance(scaler, hs.GradScaler):
+            assert scaler.last_outcome is not None
+            assert scaler.last_outcome.updated == math.isfinite(factor)
+    wanted = ([0.5] * 2, 2.0**16) if factor == 1.0 else ([1.0] * 2, 2.0**15)
+    assert weights == [wanted, wanted]
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_grad_scale_of_the_user_is_multiplied_in_as_in_torch(unscales: bool) -> None:
+    # closed form: gradients of 1 over 4, rate 1
+    for scaler in (torch.amp.GradScaler("cpu"), hs.GradScaler("cpu")):
+        p = Parameter(torch.ones(2))
+        optimizer: Any = torch.optim.SGD([p], lr=1.0, fused=True)
+        scaler.scale(p.sum()).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        optimizer.grad_scale = torch.tensor(4.0)
+        scaler.step(optimizer)
+        assert p.tolist() == [0.75, 0.75]
+        assert not hasattr(optimizer, "grad_scale")
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_complex_gradients_are_unscaled_and_clipped(unscales: bool, clips: bool) -> None:
+    # oracle: the gradient of the unscaled loss, clipped by torch
+    torch.manual_seed(0)
+    weight = torch.randn(3, dtype=torch.complex64)
+    p, q = Parameter(weight.clone()), Parameter(weight.clone())
+    (q.abs().square().sum()).backward()
+    if clips:
+        torch.nn.utils.clip_grad_norm_([q], 0.1)
+    torch.optim.SGD([q], lr=0.5).step()
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    scaler = hs.GradScaler("cpu")
+    scaler.scale(p.abs().square().sum()).backward()
+    if unscales:
+        scaler.unscale_(optimizer)
+    if clips:
+        scaler.clip_grad_norm_(optimizer, 0.1)
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.allclose(p, q, rtol=8 * EPS, atol=8 * EPS)
+    before = p.detach().clone()
+    optimizer.zero_grad()
+    scaler.scale((p * math.inf).abs().sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert torch.equal(before, p)
+
+
+@pytest.mark.parametrize("factor", [1.0, math.inf])
+def test_gradients_of_several_dtypes_are_unscaled_as_in_torch(factor: float) -> None:
+    found = []
+    for scaler in (torch.amp.GradScaler("cpu"), hs.GradScaler("cpu")):
+        params = [Parameter(torch.ones(2, dtype=d)) for d in (torch.float32, torch.bfloat16)]
+        optimizer = torch.optim.SGD(params, lr=0.5)
+        scaler.scale(params[0].sum() + (params[1] * factor).float().sum()).backward()
+        scaler.unscale_(optimizer)
+        found.append([p.grad.tolist() for p in params if p.grad is not None])
+        scaler.step(optimizer)
+        found[-1].append(params[0].tolist())
+    assert found[0] == found[1]
+    assert found[1][0] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(("args", "kwargs"), [((print,), {}), ((), {"closure": print})])
 def test_closure_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     p = Parameter(torch.ones(2))
@@ -264,6 +420,77 @@ def test_optimizer_without_any_gradient_is_tolerated() -> None:
     assert torch.equal(idle, torch.ones(2))
 
 
+def test_outcome_without_a_gradient_is_of_this_step() -> None:
+    p = Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    scaler = hs.GradScaler("cpu")
+    one_step(scaler, optimizer, p.sum())
+    optimizer.zero_grad()
+    one_step(scaler, optimizer, torch.zeros((), requires_grad=True))
+    outcome = scaler.last_outcome
+    assert outcome is not None
+    assert (outcome.updated, outcome.reason, outcome.step) == (False, "no_gradient", 2)
+    assert (outcome.lr, outcome.loss_scale, outcome.grad_norm) == (0.5, 2.0**16, 0.0)
+    assert math.isnan(outcome.loss)
+
+
+class RaisesOnce(torch.optim.SGD):
+    """Out of memory in the second step, before anything moves."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise MemoryError
+        return super().step(closure)
+
+
+def test_step_that_raises_leaves_no_outcome_and_can_be_repeated_as_in_torch() -> None:
+    # closed form: two steps of rate 0.25 on a gradient of 1
+    for scaler in (torch.amp.GradScaler("cpu"), hs.GradScaler("cpu")):
+        p = Parameter(torch.ones(2))
+        optimizer = RaisesOnce([p], lr=0.25)
+        one_step(scaler, optimizer, p.sum())
+        optimizer.zero_grad()
+        scaler.scale(p.sum()).backward()
+        with pytest.raises(MemoryError):
+            scaler.step(optimizer)
+        if isinstance(scaler, hs.GradScaler):
+            assert scaler.last_outcome is None
+        scaler.step(optimizer)
+        assert p.tolist() == [0.5, 0.5]
+    assert isinstance(scaler, hs.GradScaler)
+    with pytest.raises(RuntimeError, match="already been called since the last update"):
+        scaler.step(optimizer)
+    assert scaler.last_outcome is None
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_disabled_scaler_has_an_outcome(clips: bool) -> None:
+    # closed form: gradients of 3 and 4 have norm 5
+    p = Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    scaler = hs.GradScaler("cpu", enabled=False)
+    for number in (1, 2):
+        optimizer.zero_grad()
+        scaler.scale((p * torch.tensor([3.0, 4.0])).sum()).backward()
+        if clips:
+            assert scaler.clip_grad_norm_(optimizer, 2.5) == 5.0
+        scaler.step(optimizer)
+        scaler.update()
+        outcome = scaler.last_outcome
+        assert outcome is not None
+        assert (outcome.updated, outcome.reason, outcome.step) == (True, None, number)
+        assert (outcome.lr, outcome.loss_scale) == (0.5, 1.0)
+        if clips:
+            assert (outcome.grad_norm, outcome.clip_coef) == (5.0, pytest.approx(0.5, rel=1e-6))
+        else:
+            assert math.isnan(outcome.grad_norm)
+    moved = torch.tensor([-3.0, -4.0]) * (0.5 if clips else 1.0)
+    assert torch.allclose(p, moved, rtol=1e-6)
+
+
 @pytest.mark.parametrize("direction", ["to torch", "from torch", "to halfstep"])
 def test_state_is_exchanged_with_torch(direction: str) -> None:
     classes: tuple[Any, Any] = {
@@ -304,6 +531,17 @@ def test_scaler_survives_copying(copied: Any) -> None:
     optimizer.zero_grad()
     one_step(twin, optimizer, p.sum())
     assert twin.last_outcome.updated
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def test_disabled_scaler_survives_copying_and_an_open_window_does_not(copied: Any) -> None:
+    assert not copied(hs.GradScaler("cpu", enabled=False)).is_enabled()
+    p = Parameter(torch.ones(2))
+    for scaler in (torch.amp.GradScaler("cpu"), hs.GradScaler("cpu")):
+        scaler.scale(p.sum()).backward()
+        scaler.step(torch.optim.SGD([p], lr=0.1))
+        with pytest.raises((AssertionError, RuntimeError), match="pickled"):
+            copied(scaler)
 
 
 def test_skip_on_the_floor_warns_once_and_the_outcome_is_right() -> None:
@@ -387,6 +625,12 @@ def test_scale_of_nested_outputs_keeps_their_form() -> None:
     assert isinstance(found[1], tuple)
     assert float(found[1][0]) == 2.0
     assert [float(x) for x in scaler.scale(x for x in (one, one))] == [2.0, 2.0]
+
+
+def test_output_that_holds_no_tensor_is_refused_as_in_torch() -> None:
+    for scaler in (torch.amp.GradScaler("cpu"), hs.GradScaler("cpu")):
+        with pytest.raises(ValueError, match="outputs must be a Tensor or an iterable of Tensors"):
+            scaler.scale(3)
 
 
 def test_new_scale_is_set_and_widens_the_bounds() -> None:

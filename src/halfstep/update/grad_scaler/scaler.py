@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 import warnings
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,29 +12,39 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from halfstep.records import BadValueError, CallOrderError
-from halfstep.update.decision.measured import StepNumbers, reason_for
-from halfstep.update.decision.multiplier import Factors, factors_on_device, factors_on_host
+from halfstep.update.decision.multiplier import factors_for_loss_scale, factors_on_host
+from halfstep.update.grad_scaler.last_step import LastStep, rates_of
+from halfstep.update.grad_scaler.optimizer_call import OptimizerCall, closure_of
 from halfstep.update.grad_scaler.state import _UNLIMITED, ScalerState
 from halfstep.update.loss_scale.base import checked_scale, promote
 from halfstep.update.loss_scale.dynamic import DynamicLossScale
-from halfstep.update.optimizers.adapter import OptimizerAdapter
-from halfstep.update.optimizers.gradients import GradientCollector
-from halfstep.update.optimizers.norm import GradientNorm
-from halfstep.update.readback import Number, Readback, on_device, pack, read_now
-from halfstep.update.step.launched_step import LaunchedStep
+from halfstep.update.optimizers.gradients import Gradients, divide_, values_of
+from halfstep.update.readback import Number, on_device, read_now
 from halfstep.update.step.outcome import StepOutcome
-from halfstep.update.step.window import Window
 
 
-class _Tools:
-    """What is kept per optimizer between steps."""
+class _Step(NamedTuple):
+    """One call of `step`: its optimizer, the window's state of that, gradients and arguments."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.adapter = OptimizerAdapter(optimizer, fuse=False)
-        self.collector = GradientCollector(optimizer)
-        self.norm = GradientNorm()
-        self.max_norm: float | None = None
-        self.attempts = 0
+    call: OptimizerCall
+    state: dict[str, Any]
+    gradients: Gradients
+    norm: Number
+    args: Sequence[Any]
+    options: Mapping[str, Any]
+
+    def close(self) -> None:
+        """No second step and no second clip for this window."""
+        self.state["stage"], self.call.max_norm = OptState.STEPPED, None
+
+    def record_found_inf(self, found_inf: Tensor) -> None:
+        """Leave for `update` what was found, under torch's name."""
+        self.state["found_inf_per_device"] = {found_inf.device: found_inf}
+
+
+class _HostStep(NamedTuple):
+    skipped: bool
+    loss_scale: float
 
 
 class GradScaler(ScalerState):
@@ -99,19 +106,26 @@ class GradScaler(ScalerState):
             max_consecutive_skips=max_consecutive_skips or _UNLIMITED,
         )
         super().__init__(device, scale, enabled)
-        self._tools: dict[Optimizer, _Tools] = {}
-        self._carried: Tensor | None = None  # the scale that the present gradients carry
+        self._calls: dict[Optimizer, OptimizerCall] = {}
+        self._carried: Number | None = None  # the scale that the present gradients carry
         self._found_before: Tensor | None = None  # found_inf of an earlier update of this window
-        self._host_skipped: list[bool] = []
+        self._host_steps: list[_HostStep] = []  # of the window, as far as the host decided them
+        self._skipped_at: float | None = None  # a skip whose effect on the scale nobody has seen
         self._has_warned = False
+        self._last_step: LastStep | None = None
         self._last_outcome: StepOutcome | None = None
 
     @property
     def last_outcome(self) -> StepOutcome | None:
-        """What the last `step` did; ``None`` before the first. Its loss is unknown (NaN).
+        """What the last `step` did; ``None`` before the first and after one that raised.
+
+        Its loss is unknown (NaN), and so is the gradient norm of a disabled scaler that was not
+        asked to clip, and of an optimizer whose ``step`` takes the scaler itself.
 
         Syncs: only its fields do, and only for fused optimizers on an accelerator.
         """
+        if self._last_outcome is None and self._last_step is not None:
+            self._last_outcome = self._last_step.outcome()
         return self._last_outcome
 
     def scale(self, outputs: Any) -> Any:
@@ -123,15 +137,18 @@ class GradScaler(ScalerState):
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
-            if outputs.is_floating_point():
-                outputs = promote(outputs)
-        elif isinstance(outputs, (list, tuple)):
+            if not self._is_placed:
+                self._lazy_init_scale_growth_tracker(outputs.device)
+            scale = self._dynamic.value.to(outputs.device, non_blocking=True)
+            self._carried, self._found_before = None, None
+            return (promote(outputs) if outputs.is_floating_point() else outputs) * scale
+        if isinstance(outputs, (list, tuple)):
             return type(outputs)(self.scale(output) for output in outputs)
-        elif isinstance(outputs, Iterable):
+        if isinstance(outputs, Iterable):
             return map(self.scale, outputs)
-        scaled = super().scale(outputs)
-        self._carried, self._found_before = None, None
-        return scaled
+        raise BadValueError(
+            f"outputs must be a Tensor or an iterable of Tensors, got {type(outputs).__name__}."
+        )
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients of `optimizer` by the scale that they carry.
@@ -151,11 +168,39 @@ class GradScaler(ScalerState):
             raise CallOrderError(
                 "unscale_() has already been called on this optimizer since the last update()."
             )
-        carried = self._carried_scale()
-        found_inf = torch.full((), 0.0, dtype=torch.float32, device=carried.device)
-        inverse = carried.double().reciprocal().float()
+        carried, device = self._carried_scale(), self._dynamic.value.device
+        found_inf = torch.full((), 0.0, dtype=torch.float32, device=device)
+        if isinstance(carried, Tensor):
+            inverse = carried.double().reciprocal().float()
+        else:
+            inverse = torch.full((), 1.0 / carried, dtype=torch.float32)
         state["found_inf_per_device"] = self._unscale_grads_(optimizer, inverse, found_inf, False)
         state["stage"] = OptState.UNSCALED
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """As in torch, with complex gradients, which torch's kernel refuses."""
+        gradients = self._call_of(optimizer).collector.collect()
+        values = gradients.grads
+        if not gradients.are_dense:
+            values = [values_of(grad) for grad in values]
+        dtypes = {value.dtype for value in values}
+        if torch.float16 in dtypes and not allow_fp16:
+            raise BadValueError("Attempting to unscale FP16 gradients.")
+        if any(dtype.is_complex for dtype in dtypes):
+            values = [torch.view_as_real(v) if v.is_complex() else v for v in values]
+        kinds = {(value.device, value.dtype) for value in values}
+        found: dict[torch.device, Tensor] = {}
+        with torch.no_grad():
+            for device, dtype in kinds:
+                grads = values
+                if len(kinds) > 1:
+                    grads = [v for v in values if v.device == device and v.dtype is dtype]
+                flag = found.setdefault(device, found_inf.to(device, non_blocking=True))
+                inverse = inv_scale.to(device, non_blocking=True)
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)
+        return found
 
     def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float) -> Number:
         """Clip the true gradients of `optimizer` in its next `step`, before or after `unscale_`.
@@ -177,65 +222,59 @@ class GradScaler(ScalerState):
         """
         if not max_norm > 0:
             raise BadValueError(f"max_norm must be > 0, got {max_norm}; every update would be 0.")
-        tools = self._tools_of(optimizer)
-        params, grads, are_dense = tools.collector.collect()
-        norm = tools.norm(grads, key=params, are_dense=are_dense)
+        call = self._call_of(optimizer)
+        params, grads, are_dense = call.collector.collect()
+        norm = call.norm(grads, key=params, are_dense=are_dense)
         if not self._enabled:
-            torch.nn.utils.clip_grad_norm_(tools.collector.all_parameters(), max_norm)
+            call.clip_now(norm, max_norm)
             return norm
-        unit = self._unit(self._state_for(optimizer, "clip_grad_norm_"))
-        tools.max_norm = max_norm
-        return norm / unit
+        state = self._state_for(optimizer, "clip_grad_norm_")
+        call.max_norm = max_norm
+        if state["stage"] is OptState.UNSCALED:
+            return norm
+        return norm / self._carried_scale()
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Check, divide by scale and clip coefficient, and step; or hold.
+        """Check, divide by scale and clip coefficient, and step; or skip.
 
         Args:
             optimizer: The optimizer that applies the gradients.
-            args: Refused: the only positional argument of a step is a closure.
-            kwargs: For ``optimizer.step``; a closure is refused.
+            args, kwargs: For ``optimizer.step``; a closure is refused, unless it is ``None``.
 
         Returns:
-            What ``optimizer.step`` returned, ``None`` for a held step.
+            What ``optimizer.step`` returned, ``None`` for a skipped step.
 
         Raises:
             CallOrderError: Without `scale`, twice without `update`, or with a closure.
 
-        Syncs: once, as in torch, unless the optimizer is fused and on an accelerator.
+        Syncs: once, as in torch, unless the optimizer is fused and on an accelerator; then only
+            for its first step, and where somebody has replaced ``optimizer.step``.
         """
+        self._last_step = self._last_outcome = None  # of no earlier step, if this one raises
         if not self._enabled:
-            returned: float | None = optimizer.step(*args, **kwargs)
-            return returned
-        if args or "closure" in kwargs:
+            return self._step_disabled(optimizer, args, kwargs)
+        if closure_of(args, kwargs) is not None:
             raise CallOrderError(
                 "GradScaler.step takes no closure: the optimizer would run forward and backward"
                 " again on gradients that are scaled. Call step(optimizer) after your own backward."
             )
         state = self._state_for(optimizer, "step")
-        if "grad_scaler" in inspect.signature(optimizer.step).parameters:
-            return super().step(optimizer, **kwargs)
-        tools = self._tools_of(optimizer)
-        tools.attempts += 1
-        unit, max_norm = self._unit(state), tools.max_norm
-        state["stage"], tools.max_norm = OptState.STEPPED, None
-        gradients = tools.collector.collect()
-        params, grads, are_dense = gradients
-        if not grads:
-            return None  # nothing to apply, and nothing learnt about the scale
-        norm = tools.norm(grads, key=params, are_dense=are_dense)
-        launched = LaunchedStep.of(tools.attempts, optimizer, Window())
-        if isinstance(norm, Tensor) and not kwargs and tools.adapter.can_skip_itself(params):
-            undecided = factors_on_device(norm, on_device(unit, norm.device), max_norm, grads)
-            found_inf = self._record_found_inf(state, undecided.found_inf)
-            tools.adapter.apply(gradients, undecided.multiplier, found_inf)
-            self._note_undecided(launched, replace(undecided, found_inf=found_inf))
+        call = self._call_of(optimizer)
+        call.num_steps += 1
+        if call.takes_grad_scaler:
+            return self._step_with_scaler(call, state, args, kwargs)
+        gradients = call.collector.collect()
+        scale = self._carried_scale()
+        if not gradients.grads:  # nothing to apply, and nothing learnt about the scale
+            state["stage"], call.max_norm = OptState.STEPPED, None
+            rates = rates_of(optimizer)
+            self._last_step = LastStep(call.num_steps, rates, scale, 0.0, 0.0, reason="no_gradient")
             return None
-        decision = self._decide(state, norm, unit, max_norm, grads)
-        self._note_decided(launched, decision)
-        if decision.found_inf:
-            return None
-        result: float | None = tools.adapter.apply(gradients, decision.multiplier, None, **kwargs)
-        return result
+        norm = call.norm(gradients.grads, key=gradients.params, are_dense=gradients.are_dense)
+        step = _Step(call, state, gradients, norm, args, kwargs)
+        if isinstance(norm, Tensor) and call.can_skip_itself(gradients):
+            return self._launch(step, norm)
+        return self._decide_and_step(step)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Close the window: let the scale grow or back off, inside its bounds.
@@ -252,15 +291,19 @@ class GradScaler(ScalerState):
             return
         if self._scale is None:
             raise CallOrderError("update() before scale(loss): there is no scale to update.")
-        before = self._dynamic.value.clone()
+        live = self._dynamic.value
+        before = float(live) if live.is_cpu else live.clone()
         if new_scale is not None:
             self._set_scale(float(new_scale))
+            self._skipped_at = None
         else:
             self._adjust_for(self._found_infs())
         if self._carried is None:
             self._carried = before
+        if self._last_step is not None and self._last_step.loss_scale is live:
+            self._last_step.loss_scale = before  # the live one has moved
         self._per_optimizer_states.clear()
-        self._conclude(before)
+        self._conclude(before, is_set=new_scale is not None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in `ScalerState`; what the last window left is forgotten.
@@ -269,23 +312,21 @@ class GradScaler(ScalerState):
             state_dict: What `state_dict` of this class or of torch's returned.
         """
         super().load_state_dict(state_dict)
-        self._carried, self._found_before = None, None
+        self._carried = self._found_before = self._skipped_at = None
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._per_optimizer_states:
+        if self._enabled and self._per_optimizer_states:
             raise CallOrderError(
                 "a GradScaler can be pickled at the beginning of an iteration, or after update()."
             )
-        return {**self.__dict__, "_tools": None, "_last_outcome": None, "_carried": None}
+        forgotten = ("_carried", "_found_before", "_last_step", "_last_outcome")
+        return {**super().__getstate__(), "_calls": {}, **dict.fromkeys(forgotten)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._tools = {}
-
-    def _tools_of(self, optimizer: Optimizer) -> _Tools:
-        if optimizer not in self._tools:
-            self._tools[optimizer] = _Tools(optimizer)
-        return self._tools[optimizer]
+    def _call_of(self, optimizer: Optimizer) -> OptimizerCall:
+        call = self._calls.get(optimizer)
+        if call is None:
+            call = self._calls[optimizer] = OptimizerCall(optimizer)
+        return call
 
     def _state_for(self, optimizer: Optimizer, call: str) -> dict[str, Any]:
         """The window's state of an optimizer that was not stepped yet."""
@@ -298,41 +339,106 @@ class GradScaler(ScalerState):
             )
         return state
 
-    def _carried_scale(self) -> Tensor:
-        return self._dynamic.value if self._carried is None else self._carried
+    def _carried_scale(self) -> Number:
+        """What the gradients were scaled by: a float where the scale is on the CPU."""
+        if self._carried is not None:
+            return self._carried
+        live = self._dynamic.value
+        return float(live) if live.is_cpu else live
 
-    def _unit(self, state: dict[str, Any]) -> Number:
-        """What the gradients carry: the scale of their window, or 1 after `unscale_`."""
-        if state["stage"] is OptState.UNSCALED:
-            return 1.0
-        carried = self._carried_scale()
-        return float(carried) if carried.is_cpu else carried.double()
+    def _launch(self, step: _Step, norm: Tensor) -> float | None:
+        """Step without knowing whether the update may happen; nothing waits."""
+        call, scale = step.call, self._carried_scale()
+        unit: Number = 1.0
+        if step.state["stage"] is not OptState.UNSCALED:
+            is_there = isinstance(scale, Tensor) and scale.device == norm.device
+            unit = scale if is_there else on_device(scale, norm.device).float()
+        preset = call.take_grad_scale()
+        if preset is not None:
+            unit = on_device(unit * preset, norm.device).float()
+        factors = factors_for_loss_scale(norm, unit, call.max_norm, step.gradients.grads)
+        found_inf = factors.found_inf
+        for earlier in step.state["found_inf_per_device"].values():
+            found_inf = torch.maximum(found_inf, earlier.to(found_inf.device))
+        step.record_found_inf(found_inf)
+        step.close()
+        rates = rates_of(call.optimizer)
+        returned = call.launch(
+            step.gradients, factors.multiplier, found_inf, step.args, step.options
+        )
+        self._last_step = LastStep(
+            call.num_steps, rates, scale, found_inf, factors.grad_norm, factors.clip_coef
+        )
+        return returned
 
-    def _record_found_inf(self, state: dict[str, Any], found_inf: Tensor) -> Tensor:
-        """Join with what `unscale_` found; exactly 0.0 or 1.0."""
-        earlier = [t.to(found_inf.device) for t in state["found_inf_per_device"].values()]
-        worst = torch.stack([found_inf, *earlier]).amax()
-        state["found_inf_per_device"] = {found_inf.device: worst}
-        return worst
+    def _decide_and_step(self, step: _Step) -> float | None:
+        """The host's decision, in one wait, and what follows from it."""
+        call, grads = step.call, step.gradients.grads
+        preset = call.take_grad_scale()
+        earlier = step.state["found_inf_per_device"].values()
+        norm, scale, unit, *found_before = read_now(
+            [step.norm, self._carried_scale(), 1.0 if preset is None else preset, *earlier]
+        )
+        self._judge_skip(scale)
+        if step.state["stage"] is not OptState.UNSCALED:
+            unit *= scale
+        factors = factors_on_host(norm, unit, call.max_norm, grads)
+        # an overflow that was papered over after unscale_ is still one
+        skipped = bool(factors.found_inf) or any(found_before)
+        if found_before == [skipped]:
+            (found_inf,) = step.state["found_inf_per_device"].values()
+        else:
+            found_inf = torch.full((), skipped, dtype=torch.float32, device=grads[0].device)
+            step.record_found_inf(found_inf)
+        self._host_steps.append(_HostStep(skipped, scale))
+        rates = rates_of(call.optimizer)
+        returned = None if skipped else self._apply(step, factors.multiplier, found_inf)
+        step.close()
+        self._last_step = LastStep(
+            call.num_steps, rates, scale, float(skipped), factors.grad_norm, factors.clip_coef
+        )
+        return returned
 
-    def _decide(
+    def _apply(self, step: _Step, multiplier: float, found_inf: Tensor) -> float | None:
+        call = step.call
+        if not call.divides_first(step.args, step.options):
+            step.close()
+            return call.apply(step.gradients, multiplier)
+        divide_(step.gradients.grads, multiplier)
+        # as in torch: if the optimizer raises, step may be called again on unscaled gradients
+        step.state["stage"], call.max_norm = OptState.UNSCALED, None
+        return call.step(step.gradients, found_inf, step.args, step.options)
+
+    def _step_with_scaler(
         self,
+        call: OptimizerCall,
         state: dict[str, Any],
-        norm: Number,
-        unit: Number,
-        max_norm: float | None,
-        grads: list[Tensor],
-    ) -> Factors[float]:
-        """The host's decision, in one wait; recorded for `update`."""
-        earlier = state["found_inf_per_device"].values()
-        host_norm, host_unit, *found_before = read_now([norm, unit, *earlier])
-        decision = factors_on_host(host_norm, host_unit, max_norm, grads)
-        if any(found_before):  # an overflow that was papered over after unscale_ is still one
-            decision = replace(decision, found_inf=1.0)
-        found_inf = torch.full((), decision.found_inf, dtype=torch.float32, device=grads[0].device)
-        self._record_found_inf(state, found_inf)
-        self._host_skipped.append(bool(decision.found_inf))
-        return decision
+        args: Sequence[Any],
+        options: dict[str, Any],
+    ) -> float | None:
+        """Hand the scaler to an optimizer that unscales and checks by itself."""
+        options.pop("closure", None)
+        rates, scale = rates_of(call.optimizer), self._carried_scale()
+        returned = super().step(call.optimizer, *args, **options)
+        device = self._dynamic.value.device
+        found = [flag.to(device) for flag in state["found_inf_per_device"].values()]
+        found_inf = torch.stack(found).amax() if found else 0.0
+        self._last_step = LastStep(call.num_steps, rates, scale, found_inf)
+        return returned
+
+    def _step_disabled(
+        self, optimizer: Optimizer, args: Sequence[Any], options: Mapping[str, Any]
+    ) -> float | None:
+        """An ordinary step; its norm is known where `clip_grad_norm_` computed it."""
+        call = self._call_of(optimizer)
+        call.num_steps += 1
+        rates = rates_of(optimizer)
+        clipped, call.clipped = call.clipped, None
+        returned: float | None = optimizer.step(*args, **options)
+        self._last_step = LastStep(call.num_steps, rates, 1.0)
+        if clipped is not None:
+            self._last_step.grad_norm, self._last_step.max_norm = clipped
+        return returned
 
     def _found_infs(self) -> list[Tensor]:
         states = self._per_optimizer_states.values()
@@ -342,7 +448,8 @@ class GradScaler(ScalerState):
         if not found_infs:
             return  # no optimizer had a gradient: nothing was learnt about the scale
         device = self._dynamic.value.device
-        found_inf = torch.stack([found.to(device) for found in found_infs]).amax()  # 0.0 or 1.0
+        flags = [found.to(device, non_blocking=True) for found in found_infs]  # 0.0 or 1.0
+        found_inf = flags[0] if len(flags) == 1 else torch.stack(flags).amax()
         if self._found_before is None:
             self._dynamic.note_window(found_inf)
             self._found_before = found_inf
@@ -352,36 +459,33 @@ class GradScaler(ScalerState):
         self._dynamic.note_window(is_new, is_new)
         self._found_before = torch.maximum(found_inf, self._found_before)
 
-    def _conclude(self, before: Tensor) -> None:
+    def _conclude(self, before: Number, is_set: bool) -> None:
         """What the host knows of the window: the skip counter and the one warning."""
-        decided, self._host_skipped = self._host_skipped, []
-        if not decided:
+        steps, self._host_steps = self._host_steps, []
+        if not steps:
             return
-        skipped = any(decided)
-        scale = float(before) if skipped else 0.0
-        if skipped and not self._has_warned and float(self._dynamic.value) >= scale:
-            self._has_warned = True
-            warnings.warn(
-                "a step was skipped and the loss scale stayed where it is (floor or hysteresis):"
-                " comparing scales no longer tells a skip; ask scaler.last_outcome.skipped.",
-                UserWarning,
-                stacklevel=3,
-            )
-        self._dynamic.observe(skipped, scale)
+        skips = [step for step in steps if step.skipped]
+        if not skips:
+            self._dynamic.observe(False, 0.0)
+            return
+        scale = skips[0].loss_scale if isinstance(before, Tensor) else before
+        if not is_set:
+            self._skipped_at = scale
+            if not isinstance(
+                before, Tensor
+            ):  # a device is not asked: the next step reads its scale anyway
+                self._judge_skip(float(self._dynamic.value))
+        self._dynamic.observe(True, scale)
 
-    def _note_decided(self, launched: LaunchedStep, decision: Factors[float]) -> None:
-        scale = float(self._dynamic.value)
-        numbers = StepNumbers(decision.grad_norm, decision.clip_coef, scale, math.nan, 1.0, ())
-        reason = reason_for(decision.found_inf, 1.0)
-        self._last_outcome = StepOutcome(lambda: launched.record(numbers, reason, scale, 0.0))
-
-    def _note_undecided(self, launched: LaunchedStep, decision: Factors[Tensor]) -> None:
-        facts = [decision.found_inf, decision.grad_norm, decision.clip_coef, self._dynamic.value]
-        readback = Readback(pack(facts, decision.grad_norm.device))
-
-        def settle() -> Any:
-            found_inf, grad_norm, clip_coef, scale = readback.wait()
-            numbers = StepNumbers(grad_norm, clip_coef, scale, math.nan, 1.0, ())
-            return launched.record(numbers, reason_for(found_inf, 1.0), scale, 0.0)
-
-        self._last_outcome = StepOutcome(settle)
+    def _judge_skip(self, scale: float) -> None:
+        """Warn once if a skip has left the scale where it was."""
+        before, self._skipped_at = self._skipped_at, None
+        if before is None or self._has_warned or scale < before:
+            return
+        self._has_warned = True
+        warnings.warn(
+            "a step was skipped and the loss scale stayed where it is (floor or hysteresis):"
+            " comparing scales no longer tells a skip; ask scaler.last_outcome.skipped.",
+            UserWarning,
+            stacklevel=4,
+        )

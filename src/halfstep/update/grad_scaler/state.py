@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -66,6 +67,12 @@ class ScalerState(torch.amp.GradScaler):
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         self._dynamic.to(dev)
         self._is_placed = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        dynamic = copy.deepcopy(self._dynamic)
+        dynamic.to(torch.device("cpu"))
+        # as torch's: the copy goes to the device of the first loss that it scales
+        return {**self.__dict__, "_dynamic": dynamic, "_is_placed": False}
 
     def get_scale(self) -> float:
         """The current scale; 1 if disabled.

@@ -148,7 +148,7 @@ class LossScale:
     def to(self, device: torch.device) -> None:
         """Move the scale to `device`; nothing happens if it is there."""
         if self._scale.device != device:
-            self._scale = self._scale.to(device)
+            self._scale = moved(self._scale, device)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the kind of scale, ``scale`` and the skip counter.
@@ -261,6 +261,13 @@ class SkipsInARow:
         """Go on from a count, without a history."""
         self.count = count
         self._scales.clear()
+
+
+def moved(value: Tensor, device: torch.device) -> Tensor:
+    """A 0-d tensor on `device`; a fill from the host, because a copy would make the host wait."""
+    if value.is_cpu and device.type != "cpu":
+        return torch.full((), value.item(), dtype=value.dtype, device=device)
+    return value.to(device)
 
 
 def promote(loss: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from halfstep.update.loss_scale.base import (
     LossScale,
     checked_count,
     checked_scale,
+    moved,
 )
 
 logger = logging.getLogger("halfstep")
@@ -121,7 +122,9 @@ class DynamicLossScale(LossScale):
             )
         else:
             self._adjust_with_hysteresis(found_inf)
-        self._scale.clamp_(self.min_scale, self.max_scale)
+        # on a CPU looking costs less than the operation does
+        if not (self._scale.is_cpu and self.min_scale <= float(self._scale) <= self.max_scale):
+            self._scale.clamp_(self.min_scale, self.max_scale)
 
     def _adjust_with_hysteresis(self, found_inf: Tensor) -> None:
         bad = found_inf > 0
@@ -138,8 +141,8 @@ class DynamicLossScale(LossScale):
         """Move scale and counters to `device`; nothing happens if they are there."""
         if self._scale.device != device:
             super().to(device)
-            self._growth_tracker = self._growth_tracker.to(device)
-            self._skips_since_growth = self._skips_since_growth.to(device)
+            self._growth_tracker = moved(self._growth_tracker, device)
+            self._skips_since_growth = moved(self._skips_since_growth, device)
 
     _SETTINGS = (
         "growth_factor",

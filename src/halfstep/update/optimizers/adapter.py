@@ -180,8 +180,8 @@ class OptimizerAdapter:
             multiplier = 1.0
         try:
             if multiplier != 1.0:
-                self.optimizer.grad_scale = torch.tensor(  # type: ignore[attr-defined]
-                    multiplier, dtype=torch.float32, device=params[0].device
+                self.optimizer.grad_scale = torch.full(  # type: ignore[attr-defined]
+                    (), multiplier, dtype=torch.float32, device=params[0].device
                 )
             return self.optimizer.step()
         finally:

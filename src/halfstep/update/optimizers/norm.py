@@ -160,9 +160,11 @@ def _device_norm(values: Sequence[Tensor]) -> Tensor:
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for value in values:
         groups.setdefault((value.device, value.dtype), []).append(value)
-    norms = [
+    norms: list[Tensor] = [
         torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group, 2, dtype=torch.float64)))
         for group in groups.values()
     ]
+    if len(norms) == 1:
+        return norms[0].to(home)
     joined: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(home) for norm in norms]))
     return joined
