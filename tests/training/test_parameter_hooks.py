@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,9 @@ def linear() -> nn.Linear:
 
 def engine_of(model: nn.Module, scale: Any, **settings: Any) -> hs.Engine:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    return hs.Engine(model, optimizer, precision="fp32", loss_scale=scale, **settings)
+    return hs.Engine(
+        model, optimizer, precision="fp32", loss_scale=copy.deepcopy(scale), **settings
+    )
 
 
 def mean(model: nn.Module, x: Tensor) -> Tensor:

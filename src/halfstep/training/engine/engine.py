@@ -450,6 +450,7 @@ class Engine:
 
         Syncs: no.
         """
+        self._backward.count_own(named_slots(self._update.slots, optimizers))
         slots = open_slots(self._update.slots, optimizers)
         if not slots or not all(slot.window.num_micro_batches for slot in slots):
             raise CallOrderError("gradients() without backward(): this window has none yet.")

@@ -61,11 +61,7 @@ class OptimizerAdapter:
         return plan is not None and plan.is_uniform
 
     def apply(
-        self,
-        gradients: Gradients,
-        multiplier: float | Tensor,
-        found_inf: Tensor | None,
-        **step_options: Any,
+        self, gradients: Gradients, multiplier: float | Tensor, found_inf: Tensor | None
     ) -> Any:
         """Divide the gradients by the multiplier and step.
 
@@ -73,21 +69,19 @@ class OptimizerAdapter:
             gradients: May be overwritten.
             multiplier: A float, or a 0-d float32 tensor if `can_skip_itself` said so.
             found_inf: 0-d float32 for an undecided update, else ``None``: the update happens.
-            step_options: Keywords for ``optimizer.step``, which then takes the third road.
 
         Returns:
             What ``optimizer.step`` returned, where it was called.
 
         Syncs: no.
         """
-        if not step_options:
-            launches = self.launches(gradients, multiplier, found_inf)
-            if launches is not None:
-                if (error := launch_all(launches)) is not None:
-                    raise error
-                return None
-        assert not isinstance(multiplier, Tensor), "undecided updates take the kernel's road"
-        return self.step(gradients, multiplier, **step_options)
+        launches = self.launches(gradients, multiplier, found_inf)
+        if launches is None:
+            assert not isinstance(multiplier, Tensor), "undecided updates launch kernels"
+            return self.step(gradients, multiplier)
+        if (error := launch_all(launches)) is not None:
+            raise error
+        return None
 
     def launches(
         self, gradients: Gradients, multiplier: float | Tensor, found_inf: Tensor | None
@@ -105,11 +99,11 @@ class OptimizerAdapter:
             grads = match_layouts(params, grads)
         return plan.prepare(grads, multiplier, found_inf)
 
-    def step(self, gradients: Gradients, multiplier: float, **step_options: Any) -> Any:
+    def step(self, gradients: Gradients, multiplier: float) -> Any:
         """Call ``optimizer.step()`` on divided gradients; call `undo` if it raises.
 
         Args:
-            gradients, multiplier, step_options: As for `apply`.
+            gradients, multiplier: As for `apply`.
 
         Returns:
             What ``optimizer.step`` returned.
@@ -122,11 +116,11 @@ class OptimizerAdapter:
         fused = self._is_fused(gradients)
         if fused:
             grads = match_layouts(params, grads)
-        if fused and type(self.optimizer) in KERNELS and not step_options:
+        if fused and type(self.optimizer) in KERNELS:
             result = self._step_fused(params, grads, multiplier)
         else:
             divide_(grads, multiplier)
-            result = self.optimizer.step(**step_options)
+            result = self.optimizer.step()
         self._most_stepped = max(self._most_stepped, len(params))
         return result
 
