@@ -15,6 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch import Tensor, nn
 
 import halfstep as hs
+from failing_operations import FailAt, out_of_memory
+from halfstep.training.engine import surroundings
 
 EPS = torch.finfo(torch.float32).eps
 LR, MOMENTUM, MAX_NORM, INTERVAL, DECAY = 0.05, 0.9, 0.7, 2, 0.8
@@ -92,6 +94,13 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.reference = Reference(self.model.weight.detach().double().view(3))
         self.saved: tuple[Any, Reference] | None = None
+        self.hooks: list[Any] = []
+        self.step_hooks: list[Any] = []
+        self.average_is_whole = True
+        self.first, surroundings._FIRST = surroundings._FIRST, 10**9  # look in every window
+
+    def teardown(self) -> None:
+        surroundings._FIRST = self.first
 
     @property
     def is_open(self) -> bool:
@@ -134,6 +143,81 @@ class EngineMachine(RuleBasedStateMachine):
                 self.add_micro_batch(size, seed + 7 * number + index, bad)
             self.close_window()
 
+    @precondition(lambda self: self.is_open)
+    @rule(number=st.integers(1, 45))
+    def step_that_fails_at_an_operation(self, number: int) -> None:
+        """Out of memory anywhere in the step: it has happened as a whole, or not at all."""
+        attempts = self.reference.attempts
+        error: Exception | None = None
+        try:
+            with FailAt(number, out_of_memory):
+                self.engine.step()
+        except (torch.OutOfMemoryError, hs.CallOrderError) as raised:
+            error = raised
+        if self.engine.num_updates + self.engine.num_skipped > attempts:
+            self.reference.step()
+        else:
+            assert error is not None
+            self.reference.close()
+        if isinstance(error, hs.CallOrderError):
+            assert "the average of the weights failed" in str(error)
+            self.average_is_whole = False
+        assert self.model.weight.grad is None
+
+    @rule(factor=st.sampled_from([0.5, 0.75, 1.25]))
+    def weights_change_in_place(self, factor: float) -> None:
+        with torch.no_grad():
+            self.model.weight.mul_(factor)
+        self.reference.w = self.reference.w * factor
+
+    @rule(after=st.booleans(), edits=st.booleans())
+    def hook_on_the_weight(self, after: bool, edits: bool) -> None:
+        """A hook that looks, or that clamps far above every gradient; or none any more."""
+        if self.hooks:
+            self.hooks.pop().remove()
+        elif after:
+            self.hooks.append(
+                self.model.weight.register_post_accumulate_grad_hook(lambda p: None)  # type: ignore[no-untyped-call]
+            )
+        else:
+            self.hooks.append(
+                self.model.weight.register_hook(
+                    lambda grad: (
+                        grad.clamp(-1e30, 1e30) if edits and grad.isfinite().all() else None
+                    )
+                )
+            )
+
+    @rule(acts=st.booleans())
+    def hook_on_the_optimizer(self, acts: bool) -> None:
+        """A step hook that would see scaled gradients: it halves what is far beyond the limit."""
+        if self.step_hooks:
+            self.step_hooks.pop().remove()
+            return
+
+        def hook(optimizer: Any, arguments: Any, options: Any) -> None:
+            assert self.model.weight.grad is not None
+            if acts and float(self.model.weight.grad.norm()) > 1.01 * MAX_NORM:
+                self.model.weight.grad.mul_(0.5)
+
+        self.step_hooks.append(self.engine.optimizer.register_step_pre_hook(hook))
+
+    @precondition(lambda self: self.is_open)
+    @rule()
+    def line_left_over_clips(self) -> None:
+        assert self.model.weight.grad is not None
+        self.model.weight.grad.mul_(0.5)
+        with pytest.raises(hs.CallOrderError, match="gradients were edited"):
+            self.engine.step()
+        self.engine.abort()
+        self.reference.close()
+
+    @precondition(lambda self: self.is_open)
+    @rule()
+    def line_left_over_steps(self) -> None:
+        with pytest.raises(hs.CallOrderError, match="inside an open window"):
+            self.engine.optimizer.step()
+
     @rule()
     def abort(self) -> None:
         self.engine.abort()
@@ -165,7 +249,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert engine.consumed == reference.consumed
         tolerance = 64 * EPS * (1 + reference.updates)
         assert (self.model.weight.detach().view(3) - reference.w).abs().max() <= tolerance
-        if reference.average is not None:
+        if reference.average is not None and self.average_is_whole:
             assert engine.ema is not None
             found = next(engine.ema.parameters()).detach().view(3)
             assert (found - reference.average).abs().max() <= tolerance

@@ -13,30 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfstep as hs
+from failing_operations import FailAt, out_of_memory
 from optimizers import CASES, SignMomentum, make_optimizer
 from snapshots import differences, snapshot
-
-
-class FailAt(TorchDispatchMode):
-    """Runs out of memory instead of the n-th operation, or gets a signal before it."""
-
-    def __init__(self, number: int, fail: Callable[[], object]) -> None:
-        super().__init__()
-        self.left = number
-        self.fail = fail
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            self.fail()
-        return func(*args, **(kwargs or {}))
-
-
-def out_of_memory() -> None:
-    raise torch.OutOfMemoryError("out of memory (made by the test)")
 
 
 def interrupt() -> None:
