@@ -23,6 +23,7 @@ from halfstep.update.loss_scale.dynamic import DynamicLossScale
 from halfstep.update.optimizers.adapter import OptimizerAdapter
 from halfstep.update.optimizers.gradients import GradientCollector
 from halfstep.update.optimizers.norm import GradientNorm
+from halfstep.update.optimizers.sharded import refuse_sharded
 from halfstep.update.readback import Number, Readback, on_device, pack, read_now
 from halfstep.update.step.launched_step import LaunchedStep
 from halfstep.update.step.outcome import StepOutcome
@@ -146,6 +147,7 @@ class GradScaler(ScalerState):
         """
         if not self._enabled:
             return
+        refuse_sharded(optimizer)
         state = self._state_for(optimizer, "unscale_")
         if state["stage"] is OptState.UNSCALED:
             raise CallOrderError(
@@ -283,6 +285,7 @@ class GradScaler(ScalerState):
         self._tools = {}
 
     def _tools_of(self, optimizer: Optimizer) -> _Tools:
+        refuse_sharded(optimizer)
         if optimizer not in self._tools:
             self._tools[optimizer] = _Tools(optimizer)
         return self._tools[optimizer]
