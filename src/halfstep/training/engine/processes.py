@@ -2,8 +2,8 @@
 
 DistributedDataParallel exchanges gradients during backward. After it every process holds the same
 gradients, so the finite check, clipping, the loss scale and the update agree as long as they depend
-on nothing else. Divisors, losses and token clocks are those of one process, and a setting that would
-let them into the update is refused. A new such setting belongs into `_refuse_settings`.
+on nothing else. Divisors, losses and token clocks are those of one process; what would let them
+into the update is refused. A new setting that does belongs into `_refuse_settings`.
 """
 
 from __future__ import annotations
