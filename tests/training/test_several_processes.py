@@ -203,7 +203,7 @@ def test_buffers_come_back_on_both_after_a_skip(found: list[dict[str, Any]]) -> 
 def test_inf_on_one_process_stops_both_where_that_was_asked_for(
     found: list[dict[str, Any]],
 ) -> None:
-    message = "first in module.0.weight .4 of 4 parameters"
+    message = "first in module.0.weight .1 of 4 parameters"
     check_refused(both(found, "stop_at_an_inf"), "NonFiniteGradientError", message)
 
 
