@@ -31,6 +31,7 @@ from halfstep.training.engine.names import (
     slots_to_step,
     the_only,
 )
+from halfstep.training.engine.processes import Processes
 from halfstep.training.engine.replay import Replay
 from halfstep.training.engine.schedule import Schedule
 from halfstep.training.engine.settings import (
@@ -163,6 +164,9 @@ class Engine:
         check_word("buffers", buffers, ("keep", "rollback"))
         self.policy = as_policy(precision, self.device, self.models)
         schedules = schedules_for(schedule, self.optimizers)
+        self._processes = Processes(
+            self.models, self.optimizers, schedules=schedules, veto=veto, diagnose=diagnose
+        )
         averages = for_each("ema", ema, self.models)
         slots = build_slots(
             self.models,
@@ -277,6 +281,7 @@ class Engine:
         Syncs: no; the first `LossSum` of a run reads its divisor once.
         """
         slots = named_slots(self._update.slots, optimizers)
+        self._processes.before_backward(loss, [slot.name for slot in slots])
         needs_divisor = self._followers.counts_tokens(slots)
         self._update.refuse_torn()
         self._followers.refuse_moved_schedules(slots)

@@ -25,6 +25,7 @@ from halfstep.records import (
 )
 from halfstep.training.checkpoint.folder import CheckpointFolder, resume_run
 from halfstep.training.engine.engine import Engine
+from halfstep.training.engine.processes import check_one_process
 from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.run.build import build_engine, state_checksum
 from halfstep.training.run.recipe import Recipe
@@ -76,11 +77,12 @@ def fit(
         `ScaleCollapse` (which is logged); the steps made are all there.
 
     Raises:
-        BadValueError, BadTypeError: A setting that cannot be.
+        BadValueError, BadTypeError: A setting that cannot be, or several processes.
         RecipeError: A factory of the recipe returned nothing usable.
 
     Syncs: reads each step's record while the next step runs.
     """
+    check_one_process()
     for name, value in (("steps", steps), ("accumulate", accumulate)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")

@@ -19,6 +19,7 @@ from halfstep.update.grad_scaler.state import _UNLIMITED, ScalerState
 from halfstep.update.loss_scale.base import checked_scale, promote
 from halfstep.update.loss_scale.dynamic import DynamicLossScale
 from halfstep.update.optimizers.gradients import Gradients, divide_, values_of
+from halfstep.update.optimizers.sharded import refuse_sharded
 from halfstep.update.readback import Number, on_device, read_now
 from halfstep.update.step.outcome import StepOutcome
 
@@ -163,6 +164,7 @@ class GradScaler(ScalerState):
         """
         if not self._enabled:
             return
+        refuse_sharded(optimizer)
         state = self._state_for(optimizer, "unscale_")
         if state["stage"] is OptState.UNSCALED:
             raise CallOrderError(
@@ -323,6 +325,7 @@ class GradScaler(ScalerState):
         return {**super().__getstate__(), "_calls": {}, **dict.fromkeys(forgotten)}
 
     def _call_of(self, optimizer: Optimizer) -> OptimizerCall:
+        refuse_sharded(optimizer)
         call = self._calls.get(optimizer)
         if call is None:
             call = self._calls[optimizer] = OptimizerCall(optimizer)
