@@ -5,8 +5,8 @@ A new thing that must move with the weights, and stand still with them, goes her
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,13 +109,16 @@ class Followers:
             CallOrderError: A schedule or an average of the user's raised; the update was made all
                 the same, and everything else has followed it.
         """
-        with contextlib.ExitStack() as then:  # each in turn, also where one raises
-            for slot in slots:
-                then.callback(self._advance, slot)
-            for name, ema in self.emas.items():
-                movers = [slot for slot in self._slots_of[name] if slot in slots]
-                if ema is not None and movers:
-                    then.callback(self._average, name, ema, movers[0])
+        errors: list[BaseException] = []
+        for name, ema in self.emas.items():
+            movers = [slot for slot in self._slots_of[name] if slot in slots]
+            if ema is not None and movers:
+                _carry_on(errors, partial(self._average, name, ema, movers[0]))
+        for slot in slots:
+            if self._schedules[slot.name] is not None:
+                _carry_on(errors, partial(self._advance, slot))
+        if errors:
+            raise errors[0]
 
     def refuse_moved_schedules(self, slots: Sequence[OptimizerSlot]) -> None:
         """Refuse to go on where a line of the user's own steps a schedule as well.
@@ -252,6 +255,14 @@ def _all_of(flags: Sequence[Number]) -> Number:
     if not any(isinstance(flag, Tensor) for flag in flags):
         return min(flags)
     return torch.stack([flag for flag in flags if isinstance(flag, Tensor)]).amin()
+
+
+def _carry_on(errors: list[BaseException], call: Callable[[], None]) -> None:
+    """Call; an error is raised once everything else has followed the weights as well."""
+    try:
+        call()
+    except BaseException as error:
+        errors.append(error)
 
 
 def _position(schedule: LRScheduler) -> tuple[int, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -27,6 +28,12 @@ class _Noted:
 SavedScales = tuple[
     dict[LossScale, _Noted], dict[LossScale, int], dict[LossScale, dict[str, Tensor]]
 ]
+
+
+class UsesLossScale(Protocol):
+    """Has a loss scale, which several may share."""
+
+    loss_scale: LossScale
 
 
 class ScaleUpdates:
@@ -65,13 +72,14 @@ class ScaleUpdates:
             scale.note_window(noted.found_inf, noted.counts)
             self._times_told[scale] = self.times_told(scale) + 1
 
-    def saved(self, scales: Collection[LossScale]) -> SavedScales:
+    def saved(self, users: Iterable[UsesLossScale]) -> SavedScales:
         """What `put_back` needs: the scales as they are, and what waits to be told.
 
         Args:
-            scales: All that may be noted or told.
+            users: Of all scales that may be noted or told.
         """
-        copies = {scale: scale.copies() for scale in scales}
+        moving = {user.loss_scale for user in users if not user.loss_scale.is_constant}
+        copies = {scale: scale.copies() for scale in moving}
         return dict(self._waiting), dict(self._times_told), copies
 
     def put_back(self, saved: SavedScales) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _call_of = operator.attrgetter("call")
 
 
-@dataclass(frozen=True, eq=False)
-class Launch:
+class Launch(NamedTuple):
     """A call that is ready to run: nothing is left to allocate.
 
     Attributes:

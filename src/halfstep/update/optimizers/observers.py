@@ -47,7 +47,7 @@ def is_observed(optimizer: Optimizer) -> bool:
         optimizer._optimizer_step_post_hooks,
         torch_optimizer._global_optimizer_post_hooks,
     )
-    return any(not is_harmless(hook) for each in hooks for hook in each.values())
+    return any(each and not all(map(is_harmless, each.values())) for each in hooks)
 
 
 def _below_torchs_wrapper(kind: type[Optimizer]) -> object:

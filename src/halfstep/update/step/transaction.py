@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -28,7 +27,7 @@ from halfstep.update.step.counters import Counters
 from halfstep.update.step.launched_step import LaunchedStep, combine
 from halfstep.update.step.optimizer_slot import OptimizerSlot
 from halfstep.update.step.outcome import StepOutcome
-from halfstep.update.step.signals import signals_wait
+from halfstep.update.step.signals import SignalsWait
 from halfstep.update.step.window import Window
 
 logger = logging.getLogger("halfstep")
@@ -217,8 +216,9 @@ class Update:
         moving = {slot: d for slot, d in decisions.items() if d.reason is None}
         for slot, decision in moving.items():
             self._warn_of_zero_gradients(slot, decision)
-        with signals_wait(), contextlib.ExitStack() as then:  # each in turn, also where one raises
-            with self._scales_put_back_on_error():
+        with SignalsWait():
+            saved = self._scale_updates.saved(self.slots)
+            try:
                 for result in results:
                     found_inf = float(result.reason == "non_finite")
                     counts = float(result.reason in (None, "non_finite"))
@@ -226,16 +226,23 @@ class Update:
                 self._tell_loss_scales()
                 for result in results:
                     result.next_scale = _next_scale(result)
-                self._apply(
+                late = self._apply(
                     {
-                        s: (d.measured.gradients, d.factors.multiplier, None)
-                        for s, d in moving.items()
-                    },
-                    then,
+                        slot: (d.measured.gradients, d.factors.multiplier, None)
+                        for slot, d in moving.items()
+                    }
                 )
-            for decision in found:
-                then.callback(on_host.tell_vetoes, decision)
-            return self._commit(results)
+            except BaseException:
+                self._scale_updates.put_back(saved)
+                raise
+            try:
+                for decision in found:
+                    on_host.tell_vetoes(decision)
+            finally:
+                outcome = self._commit(results)
+            if late is not None:
+                raise late
+            return outcome
 
     def _step_on_device(
         self, measured: Mapping[OptimizerSlot, Measured], launched: Mapping[OptimizerSlot, _Launch]
@@ -249,8 +256,9 @@ class Update:
         facts = {slot: d.facts() for slot, d in decisions.items()}
         lengths = [len(facts[slot]) + 1 + len(d.measured.sums) for slot, d in decisions.items()]
         self._on_skip({slot: d.skipped for slot, d in decisions.items()})
-        with signals_wait(), contextlib.ExitStack() as then:
-            with self._scales_put_back_on_error():
+        with SignalsWait():
+            saved = self._scale_updates.saved(self.slots)
+            try:
                 for slot, d in decisions.items():
                     self._scale_updates.note(slot.loss_scale, d.factors.found_inf, d.counts())
                 self._tell_loss_scales()
@@ -260,18 +268,22 @@ class Update:
                     for value in (*facts[slot], slot.loss_scale.value, *d.measured.sums)
                 ]
                 readback = Readback(pack(values, found[0].skipped.device))
-                self._apply(
+                late = self._apply(
                     {
                         slot: (d.measured.gradients, d.factors.multiplier, d.skipped)
                         for slot, d in decisions.items()
-                    },
-                    then,
+                    }
                 )
+            except BaseException:
+                self._scale_updates.put_back(saved)
+                raise
             self._unsettled = outcome = StepOutcome(
                 partial(self._settle_from, readback, launched, lengths)
             )
             for decision in found:
-                then.callback(on_device.tell_vetoes, decision)
+                on_device.tell_vetoes(decision)
+            if late is not None:
+                raise late
         return outcome
 
     def _settle_from(
@@ -285,25 +297,17 @@ class Update:
             results.append(FinishedStep(slot, *launch, numbers, reason, scale))
         return self._commit(results).record
 
-    @contextlib.contextmanager
-    def _scales_put_back_on_error(self) -> Iterator[None]:
-        saved = self._scale_updates.saved({slot.loss_scale for slot in self.slots})
-        try:
-            yield
-        except BaseException:
-            self._scale_updates.put_back(saved)
-            raise
-
     def _apply(
         self,
         updates: Mapping[OptimizerSlot, tuple[Gradients, float | Tensor, Tensor | None]],
-        then: contextlib.ExitStack,
-    ) -> None:
+    ) -> BaseException | None:
         """Step every optimizer, or none: where one raises, the others are put back as well.
 
         Args:
             updates: Gradients, multiplier and `found_inf` of each optimizer that may move.
-            then: Gets to raise, after the commit, what went wrong in a step that was made.
+
+        Returns:
+            What went wrong in a step that was made all the same, to be raised after the commit.
         """
         launches: list[Launch] = []
         stepped: list[OptimizerSlot] = []
@@ -328,8 +332,7 @@ class Update:
             raise cause from None
         for slot in stepped:
             slot.adapter.forget()
-        if late is not None:
-            then.callback(_raise, late)
+        return late
 
     def _warn_of_zero_gradients(self, slot: OptimizerSlot, decision: HostDecision) -> None:
         if decision.factors.grad_norm == 0:
@@ -346,11 +349,12 @@ class Update:
 
     def _commit(self, results: Sequence[FinishedStep]) -> StepOutcome:
         """Move the counters and whatever hangs on them, all of it also where a part raises."""
-        with contextlib.ExitStack() as then:
-            moved, outcome = self._count(results)
-            then.callback(self._observe, results, outcome)
+        moved, outcome = self._count(results)
+        try:
             if moved:
-                then.callback(self._on_commit, moved)
+                self._on_commit(moved)
+        finally:
+            self._observe(results, outcome)
         return outcome
 
     def _count(self, results: Sequence[FinishedStep]) -> tuple[list[OptimizerSlot], StepOutcome]:
@@ -431,7 +435,3 @@ def _next_scale(result: FinishedStep) -> Number:
     if scale.value.is_cpu:
         return float(scale.value)
     return result.numbers.scale if scale.is_constant else scale.value.clone()
-
-
-def _raise(error: BaseException) -> None:
-    raise error
