@@ -309,6 +309,19 @@ def test_two_optimizers_of_one_model_step_together() -> None:
     assert int(engine.ema.n_averaged) == 1
 
 
+def test_average_of_a_model_moves_with_any_of_its_optimizers() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    opts = {str(i): torch.optim.SGD(model[i].parameters(), lr=0.1) for i in range(2)}
+    engine = hs.Engine(model, opts, precision="fp32", ema=0.9)
+    moved = []
+    for name in ("0", "1", None):
+        engine.train_step([noise()], lambda m, x: m(x).square().mean(), optimizers=name)
+        assert engine.ema is not None
+        moved.append(int(engine.ema.n_averaged))
+    assert moved == [1, 2, 3]
+
+
 def test_state_goes_on_bit_for_bit() -> None:
     def run(engine: hs.Engine, seeds: range) -> None:
         for seed in seeds:

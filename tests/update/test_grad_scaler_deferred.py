@@ -138,6 +138,8 @@ def test_overflow_papered_over_after_unscale_is_skipped_by_the_kernel() -> None:
         p.grad.nan_to_num_(0.0, 0.0, 0.0)
     scaler.step(optimizer)
     scaler.update()
+    assert scaler.last_outcome is not None
+    assert scaler.last_outcome.skipped
     assert differences(before, [*snapshot(optimizer), *(p.detach() for p in params)]) == []
     assert scaler.get_scale() == 2.0**9
 
