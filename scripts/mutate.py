@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -37,6 +39,7 @@ PATHS = ["src/halfstep/update", "src/halfstep/training"]
 TESTS = ["tests/update", "tests/training", "tests/contract", "tests/test_cases.py", "tests/tools"]
 _NOT_COPIED = (".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis")
 _PYTEST = ["-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+_MEMORY_BYTES = 8 * 2**30
 _PASSED, _USAGE_ERROR, _NOTHING_SELECTED = 0, 4, 5
 
 
@@ -45,16 +48,15 @@ class Project:
 
     Args:
         folder: Where to; made here.
-        threads: For torch.
     """
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path) -> None:
         shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_NOT_COPIED))
         self.folder = folder
         self._environment = os.environ | {
             "PYTHONPATH": str(folder / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",  # else a change within a second would go unnoticed
-            "OMP_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": "1",  # threads of two runs wait for each other, for minutes
         }
         where = [sys.executable, "-c", "import halfstep; print(halfstep.__file__)"]
         found = subprocess.run(
@@ -85,14 +87,17 @@ class Project:
             text=True,
             start_new_session=True,
         )
+        if sys.platform == "linux":  # a loop that never ends may fill a list
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         try:
             output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            return "timeout"
-        finally:
-            if process.poll() is None:  # with the processes that tests have started
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what the tests have started
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return "timeout"
+            raise
         if process.returncode in (_PASSED, _NOTHING_SELECTED):
             return None
         if process.returncode == _USAGE_ERROR:
@@ -190,8 +195,7 @@ def _run(mutants: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, float]]
     if not mutants:
         return
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        threads = max(1, (os.cpu_count() or 1) // jobs)
-        projects = [Project(Path(folder) / str(number), threads) for number in range(jobs)]
+        projects = [Project(Path(folder).resolve() / str(number)) for number in range(jobs)]
         timeout = _time_of_all_tests(projects[0]) * 2 * jobs + 60
         free: SimpleQueue[Project] = SimpleQueue()
         for project in projects:
