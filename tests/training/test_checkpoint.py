@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,107 @@ def test_save_inside_a_window_or_to_nowhere_is_an_error(tmp_path: Path) -> None:
     engine.backward(loss_fn(engine.model, torch.ones(4, 8)))
     with pytest.raises(RuntimeError, match="inside an open window"):
         hs.save_checkpoint(tmp_path / "run.pt", engine)
+
+
+def test_save_syncs_the_whole_file_then_renames_then_syncs_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def record_fsync(handle: int) -> None:
+        state = os.fstat(handle)
+        is_folder = stat.S_ISDIR(state.st_mode)
+        calls.append(("sync folder", 0) if is_folder else ("sync file", state.st_size))
+        fsync(handle)
+
+    def record_replace(source: Path, target: Path) -> None:
+        calls.append(("rename", os.stat(source).st_size))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    hs.save_checkpoint(tmp_path / "run.pt", build(("adamw", "default"), "fp32"))
+    size = (tmp_path / "run.pt").stat().st_size
+    assert calls == [("sync file", size), ("rename", size), ("sync folder", 0)]
+
+
+@pytest.mark.parametrize("call", ["open", "fsync"])
+def test_save_where_folders_cannot_be_opened_or_synced_is_whole(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Windows opens no folder, some network file systems sync none
+    real = getattr(os, call)
+
+    def refuse_folders(what: Any, *args: Any, **options: Any) -> Any:
+        if os.path.isdir(what):  # a path or a descriptor
+            raise OSError("not for folders")
+        return real(what, *args, **options)
+
+    engine = build(("adamw", "default"), "fp32")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refuse_folders)
+        hs.save_checkpoint(tmp_path / "run.pt", engine, extra={"number": 1})
+    assert hs.load_checkpoint(tmp_path / "run.pt", engine) == {"number": 1}
+
+
+def test_twenty_saves_leave_no_descriptor_open(tmp_path: Path) -> None:
+    def lowest_free() -> int:
+        descriptor = os.dup(0)
+        os.close(descriptor)
+        return descriptor
+
+    engine = build(("sgd", "default"), "fp32")
+    before = lowest_free()
+    for _ in range(20):
+        hs.save_checkpoint(tmp_path / "run.pt", engine)
+    assert lowest_free() == before
+
+
+class TwoDevices:
+    """The functions of `torch.cuda` that a checkpoint asks, over two generators on the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(self.generators))
+        monkeypatch.setattr(torch.cuda, "get_rng_state_all", self.states)
+        monkeypatch.setattr(torch.cuda, "set_rng_state_all", self.set_states)
+
+    def states(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self.generators]
+
+    def set_states(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+
+    def draw(self) -> list[list[float]]:
+        return [torch.rand(3, generator=each).tolist() for each in self.generators]
+
+
+def test_generators_of_all_devices_go_on_after_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(("sgd", "default"), "fp32")
+    devices = TwoDevices(monkeypatch)
+    devices.draw()
+    hs.save_checkpoint(tmp_path / "run.pt", engine)
+    wanted = devices.draw()
+    hs.load_checkpoint(tmp_path / "run.pt", engine)
+    assert devices.draw() == wanted
+
+
+def test_generators_of_another_number_of_devices_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(("sgd", "default"), "fp32")
+    devices = TwoDevices(monkeypatch)
+    hs.save_checkpoint(tmp_path / "run.pt", engine)
+    devices.generators.pop()
+    devices.draw()
+    before = devices.states()
+    hs.load_checkpoint(tmp_path / "run.pt", engine)
+    assert all(map(torch.equal, before, devices.states()))
 
 
 def saved(tmp_path: Path) -> bytes:

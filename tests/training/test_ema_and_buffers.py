@@ -203,3 +203,37 @@ def test_rollback_keeps_what_was_loaded_between_windows() -> None:
 def test_buffers_setting_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="buffers must be 'keep' or 'rollback'"):
         make(buffers="restore")
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_buffers_come_back_by_the_flag_of_a_device(comes_back: bool) -> None:
+    model = nn.BatchNorm1d(4)
+    rollback = BufferRollback(model)
+    before = buffers_of(model)
+    rollback.remember()
+    model(batch())
+    moved = buffers_of(model)
+    rollback.restore(torch.tensor(float(comes_back)))
+    assert differences(before if comes_back else moved, buffers_of(model)) == []
+
+
+@pytest.mark.usefixtures("kernel_decides")
+@pytest.mark.parametrize("factor", [1.0, math.nan])
+def test_rolled_back_buffers_follow_what_the_kernel_decides(factor: float) -> None:
+    # oracle: a forward pass of an equal model
+    model, engine = make(buffers="rollback")
+    twin = make()[0]
+    if not math.isnan(factor):
+        twin(batch(factor))
+    outcome = engine.train_step([batch(factor)], loss_fn)
+    assert differences(buffers_of(twin), buffers_of(model)) == []  # before anybody looks
+    assert outcome.skipped is math.isnan(factor)
+
+
+def test_rolled_back_buffers_are_those_after_a_forward_of_the_users_own() -> None:
+    model, engine = make(buffers="rollback")
+    with engine.autocast():
+        loss_fn(model, batch(3.0))  # no backward: it belongs to no window
+    before = buffers_of(model)
+    assert engine.train_step([batch(math.nan)], loss_fn).skipped
+    assert differences(before, buffers_of(model)) == []

@@ -173,6 +173,33 @@ def test_clip_callable_does_not_hide_an_overflow() -> None:
     assert engine.train_step([batch(math.inf)], mse).skipped
 
 
+@pytest.mark.parametrize(("factor", "coef"), [(0.0, 1.0), (1.0, 0.25)])
+def test_clip_coef_of_a_clip_callable_is_what_it_left_of_the_norm(
+    factor: float, coef: float
+) -> None:
+    # closed form; of a norm of 0 nothing was clipped
+    def quarter(params: list[Tensor]) -> None:
+        for p in params:
+            assert p.grad is not None
+            p.grad.mul_(0.25)
+
+    engine = sgd_engine(mlp(), precision="fp32", loss_scale=2.0**4, clip=quarter)
+    outcome = engine.train_step([batch()], lambda m, b: mse(m, b) * factor)
+    assert outcome.updated
+    assert outcome.clip_coef == pytest.approx(coef, rel=8 * EPS)
+    assert (outcome.grad_norm == 0.0) is (factor == 0.0)
+
+
+def test_clip_coef_of_a_clip_callable_that_lengthens_is_1() -> None:
+    def double(params: list[Tensor]) -> None:
+        for p in params:
+            assert p.grad is not None
+            p.grad.mul_(2.0)
+
+    engine = sgd_engine(mlp(), precision="fp32", clip=double)
+    assert engine.train_step([batch()], mse).clip_coef == 1.0
+
+
 def test_token_schedule_moves_by_committed_tokens_only() -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -198,6 +225,7 @@ def test_outcome_prints_as_a_log_line_and_has_no_truth_value() -> None:
     outcome = sgd_engine(model, precision="fp16").train_step([batch()], mse)
     assert str(outcome).startswith("[step 1] loss=")
     assert " scale=65536 grad_norm=" in str(outcome)
+    assert repr(outcome).startswith("StepOutcome(StepRecord(step=1, updated=False, ")
     with pytest.raises(TypeError, match=r"ask outcome.updated or outcome.skipped"):
         bool(outcome)
 

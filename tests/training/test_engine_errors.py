@@ -106,6 +106,11 @@ def test_engine_refuses_what_is_no_model_and_no_optimizer() -> None:
         (lambda y: y.sum().detach(), "the loss needs no gradient"),
         (lambda y: hs.LossSum(y.sum(), -1), "not negative, got -1"),
         (lambda y: hs.LossSum(y.sum(), math.nan), "must be finite and not negative, got nan"),
+        (lambda y: hs.LossSum(y.sum(), torch.tensor(-1)), "not negative, got -1"),
+        (lambda y: hs.LossSum(y.sum(), torch.tensor(math.nan)), "not negative, got nan"),
+        (lambda y: hs.LossSum(y.sum(), torch.tensor(math.inf)), "not negative, got inf"),
+        (lambda y: hs.LossSum(y.sum(), torch.tensor(True)), "a 0-d tensor, got bool"),
+        (lambda y: hs.LossSum(y.sum(), torch.tensor(1j)), r"0-d real tensor, .* torch.complex64"),
         (lambda y: hs.LossSum(y.sum(), torch.ones(2)), r"0-d real tensor, .* \(2,\)"),
         (lambda y: hs.LossSum(y.sum(), "4"), "must be a number or a 0-d tensor, got str"),
         (

@@ -49,6 +49,14 @@ def test_fit_counts_the_divisors_of_whole_windows() -> None:
     assert [step.consumed for step in run.steps] == [9.0, 19.0, 30.0]
 
 
+def test_fit_records_the_number_of_the_first_batch_of_each_window() -> None:
+    # batch n of the endless sequence has 4 + n % 3 rows
+    run = hs.fit(SMALL, precision="fp32", steps=4, accumulate=2)
+    assert [step.batch for step in run.steps] == [0, 2, 4, 6]
+    rows = [sum(4 + (step.batch + n) % 3 for n in range(2)) for step in run.steps]
+    assert [step.divisor for step in run.steps] == rows
+
+
 def test_fit_records_what_it_was_asked_for() -> None:
     run = hs.fit(SMALL, precision="fp16", steps=2, accumulate=3, max_norm=0.5, seed=4)
     assert run.settings == {"steps": 2, "accumulate": 3, "max_norm": 0.5, "seed": 4}

@@ -175,3 +175,41 @@ def test_window_that_fails_once_only_is_said_to_be_not_reproduced() -> None:
         [torch.ones(4, 8)], lambda m, x: mse(m, x) * next(factors)
     )
     assert diagnosis_of(outcome).verdict == "not_reproduced"
+
+
+def power_loss(model: nn.Module, exponent: int) -> Tensor:
+    """A loss whose FP16 gradient is 2^exponent times the loss scale: finite up to 2^15."""
+    x = torch.full((1, 1), 2.0**-10)  # keeps the gradient of the weight small
+    return model(x).float().sum() * 2.0**exponent
+
+
+# the scale starts at 2^16 and is tried at every second power of two down to 2^-14
+@pytest.mark.parametrize(
+    ("exponent", "finite_at"), [(1, 2.0**14), (2, 2.0**12), (29, 2.0**-14), (30, None)]
+)
+def test_largest_finite_scale_is_its_closed_form(exponent: int, finite_at: float | None) -> None:
+    engine = make(nn.Linear(1, 1, bias=False))
+    found = diagnosis_of(engine.train_step([exponent], power_loss))
+    assert found.finite_at_scale == finite_at
+    assert found.verdict == ("never_finite" if finite_at is None else "scale_searching")
+
+
+def test_replay_of_a_loss_sum_divides_as_the_window_did() -> None:
+    # oracle: closed form; divided by 2^10 the gradient is 2^10 times the scale, finite up to 2^5
+    engine = make(nn.Linear(1, 1, bias=False))
+    outcome = engine.train_step([20], lambda model, e: hs.LossSum(power_loss(model, e), 1024))
+    assert diagnosis_of(outcome).finite_at_scale == 2.0**4
+
+
+def test_batch_that_holds_more_than_floats_is_replayed() -> None:
+    class Labelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(1, 1, bias=False)
+
+        def forward(self, batch: dict[str, Any]) -> Tensor:
+            return power_loss(self.body, int(batch["exponent"][0]))
+
+    batch = {"source": "a.txt", "exponent": torch.tensor([9]), "weight": 0.5, "none": None}
+    outcome = make(Labelled()).train_step([batch], lambda model, each: model(each))
+    assert diagnosis_of(outcome).verdict == "scale_searching"

@@ -156,3 +156,22 @@ def test_scheduler_of_another_optimizer_is_refused() -> None:
 def test_run_without_a_schedule_keeps_its_rate() -> None:
     run = hs.fit(SMALL, precision="fp32", steps=2)
     assert [step.lr for step in run.steps] == [[0.01], [0.01]]
+
+
+def test_engine_state_without_the_optimizers_sets_the_rate_before_the_first_step() -> None:
+    # oracle: closed form, 0.5 at 0 consumed halved once per 4 consumed
+    def engine() -> hs.Engine:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        schedule = hs.TokenSchedule(lambda consumed: 0.5 ** (consumed / 4))
+        return hs.Engine(model, optimizer, precision="fp32", schedule=schedule)
+
+    def loss_fn(model: nn.Module, x: torch.Tensor) -> hs.LossSum:
+        return hs.LossSum(model(x).sum(), len(x))
+
+    saved, loaded = engine(), engine()
+    for _ in range(2):
+        saved.train_step([torch.ones(4, 2)], loss_fn)
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.optimizer.param_groups[0]["lr"] == 0.125
+    assert loaded.train_step([torch.ones(4, 2)], loss_fn).lr == 0.125

@@ -309,6 +309,19 @@ def test_two_optimizers_of_one_model_step_together() -> None:
     assert int(engine.ema.n_averaged) == 1
 
 
+def test_average_of_a_model_moves_with_any_of_its_optimizers() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    opts = {str(i): torch.optim.SGD(model[i].parameters(), lr=0.1) for i in range(2)}
+    engine = hs.Engine(model, opts, precision="fp32", ema=0.9)
+    moved = []
+    for name in ("0", "1", None):
+        engine.train_step([noise()], lambda m, x: m(x).square().mean(), optimizers=name)
+        assert engine.ema is not None
+        moved.append(int(engine.ema.n_averaged))
+    assert moved == [1, 2, 3]
+
+
 def test_state_goes_on_bit_for_bit() -> None:
     def run(engine: hs.Engine, seeds: range) -> None:
         for seed in seeds:
@@ -364,6 +377,18 @@ def test_losses_of_windows_that_differ_are_averaged() -> None:
     assert outcome.loss == pytest.approx(sum(parts) / 2, rel=EPS)
 
 
+def test_loss_of_windows_of_three_and_one_micro_batches_weighs_each_the_same() -> None:
+    # oracle: the mean of the four losses in float64
+    engine = make()
+    losses = [generator_loss(engine.models, noise(seed)) for seed in range(3)]
+    losses.append(discriminator_loss(engine.models, noise(3)))
+    for loss in losses[:3]:
+        engine.backward(loss, optimizers="generator")
+    engine.backward(losses[3], optimizers="discriminator")
+    wanted = sum(float(loss.detach().double()) for loss in losses) / 4
+    assert engine.step().loss == pytest.approx(wanted, rel=4 * EPS)
+
+
 def test_gradients_of_one_optimizer_are_named_with_their_model() -> None:
     engine = make()
     engine.backward(joint_loss(engine.models, noise()))
@@ -385,6 +410,26 @@ def test_buffers_of_a_network_that_was_held_come_back() -> None:
     assert differences(before, snapshot(models["discriminator"])) == []
     assert engine.train_step([noise()], discriminator_loss, optimizers="discriminator").updated
     assert differences(before, snapshot(models["discriminator"])) != []
+
+
+@pytest.mark.usefixtures("either_decides")
+@pytest.mark.parametrize("bad", [(), ("head",), ("body",), ("body", "head")], ids=str)
+def test_buffers_of_a_model_come_back_if_none_of_its_optimizers_moved(bad: tuple[str]) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    parts = {"body": [*model[0].parameters(), *model[1].parameters()], "head": [model[2].weight]}
+    opts = {name: torch.optim.SGD(params, lr=0.1) for name, params in parts.items()}
+    model[2].bias.requires_grad_(False)
+    engine = hs.Engine(model, opts, precision="fp32", overflow="independent", buffers="rollback")
+    norm = model[1]
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        return loss + math.nan * sum(p.sum() for name in bad for p in parts[name])
+
+    outcome = engine.train_step([noise()], loss_fn)
+    assert {name for name, r in outcome.per_optimizer.items() if not r.updated} == set(bad)
+    assert int(norm.num_batches_tracked) == (0 if len(bad) == 2 else 1)
+    assert torch.equal(norm.running_var, torch.ones(8)) is (len(bad) == 2)
 
 
 @pytest.mark.parametrize(

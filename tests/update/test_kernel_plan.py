@@ -180,6 +180,29 @@ def test_tensor_learning_rate_closes_the_direct_road_and_is_used() -> None:
         assert torch.allclose(a, b, rtol=8 * eps, atol=8 * eps)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_group_of_two_dtypes_closes_the_direct_road_and_is_right(kind: type[Optimizer]) -> None:
+    # oracle: torch's plain loop on gradients that were never scaled
+    def run(scale: float, fused: bool) -> tuple[list[Parameter], Update]:
+        dtypes = (torch.float32, torch.float64)
+        params = [Parameter(torch.linspace(-1, 1, 5, dtype=dtype)) for dtype in dtypes]
+        options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        implementation = {"fused": True} if fused else {"foreach": False}
+        optimizer = kind(params, lr=0.1, **options, **implementation)
+        update = one_update(optimizer, hs.StaticLossScale(scale))
+        for step in range(3):
+            for p in params:
+                p.grad = torch.linspace(0.5, 1, 5, dtype=p.dtype) * (step + 1) * scale
+            run_update(update, window())
+        return params, update
+
+    (found, update), (wanted, _) = run(3.0, fused=True), run(1.0, fused=False)
+    assert roads_used(update) is None
+    for p, q in zip(found, wanted, strict=True):
+        eps = torch.finfo(p.dtype).eps
+        assert torch.allclose(p, q, rtol=16 * eps, atol=16 * eps)
+
+
 def test_subclass_with_its_own_step_is_called() -> None:
     class Counting(torch.optim.AdamW):
         calls = 0
@@ -227,3 +250,19 @@ def test_fuse_auto_leaves_an_optimizer_with_history_and_false_alone() -> None:
     untouched = torch.optim.AdamW([p])
     one_update(untouched, hs.NoLossScale(), fuse=False)
     assert untouched.param_groups[0]["fused"] is None
+
+
+def test_fuse_auto_moves_a_step_counter_to_the_device_of_its_parameter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Adagrad makes its counters on the CPU; a meta tensor stands for one on an accelerator
+    supported = "halfstep.update.optimizers.fuse._get_fused_kernels_supported_devices"
+    monkeypatch.setattr(supported, lambda: ["cpu", "meta"])
+    here, there = Parameter(torch.ones(2)), Parameter(torch.ones(2, device="meta"))
+    optimizer = torch.optim.Adagrad([here, there])
+    counter = optimizer.state[here]["step"]
+    assert optimizer.state[there]["step"].device.type == "cpu"
+    one_update(optimizer, hs.NoLossScale())
+    moved = optimizer.state[there]["step"]
+    assert (moved.device.type, moved.dtype, moved.shape) == ("meta", torch.float32, ())
+    assert optimizer.state[here]["step"] is counter

@@ -73,3 +73,20 @@ def test_divide_by_any_power_of_two_is_exact_where_the_result_is(exponent: int) 
     divide_([grad], 2.0**exponent)
     if 2.0**-126 <= wanted <= 2.0**127:
         assert grad.item() == wanted
+
+
+EXPONENTS = [-265, -160, -149, -140, -127, -126, 126, 127, 128, 150, 255]
+
+
+@pytest.mark.parametrize("exponent", EXPONENTS)
+@pytest.mark.parametrize("mantissa", [1.0, 1.2743719])
+def test_divide_by_a_number_at_or_beyond_the_ends_of_float32_is_right_to_2_eps(
+    exponent: int, mantissa: float
+) -> None:
+    # oracle: the quotient in float64. A subnormal float32 divisor would have fewer digits
+    divisor = mantissa * 2.0**exponent
+    grad = torch.tensor([1.7 * 2.0 ** min(exponent // 2, exponent + 125)])
+    wanted = float(grad) / divisor
+    divide_([grad], divisor)
+    smallest = torch.finfo(torch.float32).smallest_normal * EPS
+    assert grad.item() == pytest.approx(wanted, rel=2 * EPS, abs=smallest)

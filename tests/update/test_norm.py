@@ -106,6 +106,7 @@ def test_norm_with_a_kept_buffer_follows_changed_values() -> None:
         [(64,), (3, 5), (), (1, 7)] * 20,  # of several dimensions
         [(4096,), (4095,)] * 10,  # beyond one loop
         [(0,), (1,), (8191,), (8192,)],
+        [(8191,), (8192,), (9000,)],  # on both sides of what is laid side by side
     ],
 )
 def test_norm_of_small_gradients_side_by_side_is_right_to_8_eps(

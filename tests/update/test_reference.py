@@ -77,21 +77,29 @@ def test_update_for_powers_of_two_does_not_change_a_bit(case: tuple[str, str]) -
         assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
 
 
-def test_update_in_float64_keeps_float64_accuracy() -> None:
-    # oracle: closed form of SGD
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_first_update_in_float64_keeps_float64_accuracy(momentum: float) -> None:
+    # oracle: closed form of SGD, whose first momentum is the gradient; 0.3 is no float32
     p = Parameter(torch.tensor([1.0], dtype=torch.float64))
-    update = one_update(torch.optim.SGD([p], lr=1.0, fused=True), hs.StaticLossScale(3.0))
-    p.grad = torch.tensor([0.3], dtype=torch.float64)
-    run_update(update, window_of(1))
+    optimizer = torch.optim.SGD([p], lr=1.0, momentum=momentum, fused=True)
+    update = one_update(optimizer, hs.StaticLossScale(3.0))
+    window = window_of(1)
+    window.divisor = 0.1
+    p.grad = torch.tensor([0.03], dtype=torch.float64)
+    run_update(update, window)
     assert abs(p.item() - 0.9) <= 2 * torch.finfo(torch.float64).eps
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_update_with_a_multiplier_beyond_float32_is_still_right(sign: int, fused: bool) -> None:
+def test_first_update_with_a_multiplier_beyond_float32_is_still_right(
+    sign: int, fused: bool, momentum: float
+) -> None:
     # oracle: closed form; 2^120 carries 2^140, SGD with lr 1 moves the weight by 2^-20
     p = Parameter(torch.zeros(1))
-    update = one_update(torch.optim.SGD([p], lr=1.0, fused=fused), hs.StaticLossScale(2.0**100))
+    optimizer = torch.optim.SGD([p], lr=1.0, momentum=momentum, fused=fused)
+    update = one_update(optimizer, hs.StaticLossScale(2.0**100))
     window = window_of(1)
     window.divisor = 2.0 ** (sign * 140 - 100)
     p.grad = torch.full((1,), 2.0 ** (sign * 120))

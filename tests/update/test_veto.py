@@ -149,3 +149,25 @@ def test_what_is_no_condition_is_refused() -> None:
     p, update = make(OptimizerSlot, lambda facts: 3)
     with pytest.raises(TypeError, match="must return a bool or a 0-d tensor"):
         step(p, update, 1.0)
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_condition_of_a_window_of_sums_sees_its_mean_loss(road: type[OptimizerSlot]) -> None:
+    # the sums of a window are its loss, its divisor and its metrics
+    seen: list[float] = []
+
+    def large_mean(facts: hs.veto.Facts) -> Tensor:
+        seen.append(float(facts.loss))
+        return facts.loss > 100
+
+    p, update = make(road, large_mean)
+    outcomes = []
+    for total in (6.0, 6.0, 1200.0):
+        p.grad = torch.ones(4)
+        window = Window()
+        window.add(torch.tensor(total), 3.0, {"correct": torch.tensor(1.5)})
+        outcomes.append(run_update(update, window))
+    assert seen == [2.0, 2.0, 400.0]
+    assert [outcome.reason for outcome in outcomes] == [None, None, "veto: large_mean"]
+    assert [outcome.loss for outcome in outcomes] == seen
+    assert [outcome.metrics for outcome in outcomes] == [{"correct": 0.5}] * 3
