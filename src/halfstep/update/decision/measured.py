@@ -14,7 +14,7 @@ from halfstep.update.optimizers.gradients import Gradients
 from halfstep.update.readback import Number
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Measured:
     """The gradients of one optimizer's window, and what they add up to.
 
@@ -48,7 +48,7 @@ class Measured:
         return self.gradients.grads
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepNumbers:
     """The numbers of a step once the host has them.
 

@@ -31,7 +31,7 @@ _SMALLEST_MAXIMUM = 65504.0  # FP16's; every other format that gradients have go
 Number = TypeVar("Number", float, Tensor)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Factors(Generic[Number]):
     """What the gradients of a window allow.
 

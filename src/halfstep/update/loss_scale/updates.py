@@ -78,8 +78,8 @@ class ScaleUpdates:
         Args:
             users: Of all scales that may be noted or told.
         """
-        moving = {user.loss_scale for user in users if not user.loss_scale.is_constant}
-        copies = {scale: scale.copies() for scale in moving}
+        scales = {user.loss_scale for user in users}
+        copies = {scale: scale.copies() for scale in scales if not scale.is_constant}
         return dict(self._waiting), dict(self._times_told), copies
 
     def put_back(self, saved: SavedScales) -> None:

@@ -45,6 +45,7 @@ class _GroupPlan:
             for state, view in zip(dicts, self._steps, strict=True):
                 state["step"] = view
         self._float64 = params[0].dtype is torch.float64
+        self._grad_scale = torch.ones((), dtype=torch.float32, device=params[0].device)
 
     def prepare(
         self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None
@@ -60,9 +61,7 @@ class _GroupPlan:
         elif self._float64:
             divide_(grads, multiplier)  # the kernels' float32 grad_scale would cost 29 bits
         elif multiplier != 1.0:
-            grad_scale = torch.full(
-                (), multiplier, dtype=torch.float32, device=self._params[0].device
-            )
+            grad_scale = self._grad_scale.fill_(multiplier)
         kernel = self._kernel.prepare(
             self.group, self._params, grads[::-1], self._states, self._steps, grad_scale, found_inf
         )

@@ -15,7 +15,7 @@ from halfstep.update.readback import Number
 from halfstep.update.step.window import Window
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class LaunchedStep:
     """What the host knows of a step at its launch, without asking the device.
 
