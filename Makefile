@@ -29,6 +29,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/update.py
+	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/policy.py

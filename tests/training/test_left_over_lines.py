@@ -189,6 +189,30 @@ def test_step_of_a_stock_scaler_in_an_open_window_is_refused() -> None:
         scaler.step(optimizer)
 
 
+def test_optimizer_step_after_an_own_scaled_backward_is_refused() -> None:
+    model, optimizer, engine = make()
+    engine.scale(loss_of(model))
+    optimizer.step()  # nothing carries the scale yet
+    engine.scale(loss_of(model)).backward()
+    with pytest.raises(hs.CallOrderError, match="inside an open window"):
+        optimizer.step()
+    assert engine.step().updated
+
+
+def test_backward_that_fails_leaves_the_optimizer_to_the_user() -> None:
+    model, optimizer, engine = make("fp32")
+    handle = model[0].weight.register_hook(lambda grad: 1 / 0)
+    loss = loss_of(model)
+    with pytest.raises(ZeroDivisionError):
+        engine.backward(loss)
+    handle.remove()
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    before = weights(model)
+    optimizer.step()
+    assert not unchanged(model, before)
+
+
 def test_optimizer_of_other_weights_steps_while_a_window_is_open() -> None:
     model, _, engine = make()
     other = nn.Linear(2, 1)

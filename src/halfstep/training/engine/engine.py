@@ -286,7 +286,11 @@ class Engine:
         self._update.refuse_torn()
         self._followers.refuse_moved_schedules(slots)
         self._surroundings.before_backward(slots, loss)
-        self._backward(slots, loss, needs_divisor=needs_divisor, retain_graph=retain_graph)
+        try:
+            self._backward(slots, loss, needs_divisor=needs_divisor, retain_graph=retain_graph)
+        except BaseException:
+            self._surroundings.windows_close()
+            raise
         self._surroundings.after_backward(slots)
 
     def scale(self, outputs: Tensor, optimizers: Names = None) -> Tensor:
@@ -318,7 +322,9 @@ class Engine:
             >>> engine.step().updated
             True
         """
-        return self._backward.scale(named_slots(self._update.slots, optimizers), outputs)
+        scaled = self._backward.scale(named_slots(self._update.slots, optimizers), outputs)
+        self._surroundings.own_window_opens()
+        return scaled
 
     def step(self, optimizers: Names = None) -> StepOutcome:
         """Close the window: one update or none, and the gradients are ``None``.

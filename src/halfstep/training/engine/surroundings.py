@@ -93,6 +93,10 @@ class Surroundings:
         for slot in slots:
             self._watches[slot].after_backward()
 
+    def own_window_opens(self) -> None:
+        """The user's own backward follows: its gradients carry the scale as well."""
+        _begin_to_refuse_steps(self)
+
     def before_step(self, slots: Sequence[OptimizerSlot]) -> None:
         """Look at what was done to the gradients since the last backward.
 
@@ -116,8 +120,9 @@ class Surroundings:
 
     def refuse_step_of(self, optimizer: Optimizer) -> None:
         """Refuse an ``optimizer.step()`` that would apply gradients of an open window."""
-        slots = [slot for slot in self._slots if slot.window.is_open] + self._in_backward
-        held = {id(p) for slot in slots for p in slot.parameters()}
+        slots = [slot for slot in self._slots if slot.window.is_open]
+        held = {id(p) for slot in slots for p in slot.parameters() if p.grad is not None}
+        held |= {id(p) for slot in self._in_backward for p in slot.parameters()}
         if not any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
             return
         name = type(optimizer).__name__
