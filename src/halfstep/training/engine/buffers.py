@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -24,8 +26,9 @@ class BufferRollback:
         self._copies: list[Tensor] = []
         self.is_open = False
 
+    @torch.no_grad()
     def remember(self) -> None:
-        """Copy the buffers as they are now.
+        """Copy the buffers as they are now; a few operations for each dtype.
 
         Syncs: no.
         """
@@ -33,8 +36,8 @@ class BufferRollback:
         if not self._fits(buffers):
             self._copies = [buffer.detach().clone() for buffer in buffers]
         else:
-            for copy, buffer in zip(self._copies, buffers, strict=True):
-                copy.copy_(buffer)
+            for copies, present in self._by_kind(buffers):
+                torch._foreach_copy_(copies, present)
         self.is_open = True
 
     def forget(self) -> None:
@@ -43,7 +46,7 @@ class BufferRollback:
 
     @torch.no_grad()
     def restore(self, found_inf: float | Tensor = 1.0) -> None:
-        """Put the copies back.
+        """Put the copies back; a few operations for each dtype.
 
         Args:
             found_inf: A number, or a 0-d tensor on an accelerator where the host does not know
@@ -54,15 +57,30 @@ class BufferRollback:
         buffers = list(self._model.buffers())
         if not self.is_open or not self._fits(buffers):
             return  # nothing was remembered, or the model was changed since
+        if not isinstance(found_inf, Tensor) and not found_inf:
+            return
         # A graph that is still to be used (a GAN's generator) has saved the buffers, though its
         # backward does not read them: autograd must not take this for a change of its inputs.
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(buffers)):
-            for copy, buffer in zip(self._copies, buffers, strict=True):
+            for copies, present in self._by_kind(buffers):
                 if isinstance(found_inf, Tensor):
-                    skipped = found_inf.to(buffer.device) > 0
-                    buffer.copy_(torch.where(skipped, copy, buffer))
-                elif found_inf:
-                    buffer.copy_(copy)
+                    # side by side, because no operation on a list chooses by a condition
+                    old, new = (
+                        torch.cat([x.reshape(-1) for x in each]) for each in (copies, present)
+                    )
+                    chosen = torch.where(found_inf.to(old.device) > 0, old, new)
+                    parts = torch.split(chosen, [x.numel() for x in present])
+                    copies = [part.view(x.shape) for part, x in zip(parts, present, strict=True)]
+                torch._foreach_copy_(present, copies)
+
+    def _by_kind(self, buffers: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Copies and buffers of one device and dtype together."""
+        kinds: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
+        for copy, buffer in zip(self._copies, buffers, strict=True):
+            copies, present = kinds.setdefault((buffer.device, buffer.dtype), ([], []))
+            copies.append(copy)
+            present.append(buffer)
+        return list(kinds.values())
 
     def _fits(self, buffers: list[Tensor]) -> bool:
         return [(b.shape, b.dtype, b.device) for b in buffers] == [

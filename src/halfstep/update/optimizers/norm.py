@@ -36,7 +36,6 @@ class GradientNorm:
         self._views: list[Tensor] = []
         self._is_cat = False
 
-    @torch.no_grad()  # gradients may have a graph of their own (create_graph=True)
     def __call__(
         self, grads: Sequence[Tensor], key: object = None, *, are_dense: bool = False
     ) -> float | Tensor:
@@ -54,6 +53,10 @@ class GradientNorm:
 
         Syncs: no.
         """
+        with torch.no_grad():  # gradients may have a graph of their own (create_graph=True)
+            return self._of(grads, key, are_dense)
+
+    def _of(self, grads: Sequence[Tensor], key: object, are_dense: bool) -> float | Tensor:
         dtypes = {grad.dtype for grad in grads}
         is_sparse = not are_dense and any(map(_is_sparse, grads))
         if is_sparse or any(dtype.is_complex for dtype in dtypes):

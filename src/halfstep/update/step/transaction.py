@@ -205,15 +205,15 @@ class Update:
         """The host decides."""
         found = decide_on_host(list(measured.values()), self._joint, self._together)
         decisions = dict(zip(measured, found, strict=True))
-        if any(d.reason is not None for d in found):
-            self._on_skip({slot: float(d.reason is not None) for slot, d in decisions.items()})
+        moving = {slot: d for slot, d in decisions.items() if d.reason is None}
+        if len(moving) < len(decisions):
+            self._on_skip({slot: float(slot not in moving) for slot in decisions})
         if self._stop_at_non_finite:
             self._raise_if_non_finite(decisions)
         results = [
             FinishedStep(slot, *launched[slot], d.numbers, d.reason)
             for slot, d in decisions.items()
         ]
-        moving = {slot: d for slot, d in decisions.items() if d.reason is None}
         for slot, decision in moving.items():
             self._warn_of_zero_gradients(slot, decision)
         with SignalsWait():
