@@ -55,6 +55,15 @@ class PolicyContext(contextlib.ContextDecorator):
         self._frame = frame
         self._recomputes = recomputes
 
+    def changes_nothing(self) -> bool:
+        """Whether this is a context for backward that may be left out: no autocast, no rules."""
+        return (
+            self._recomputes
+            and self._frame is None
+            and active_frame() is None
+            and not torch.is_autocast_enabled(self._device_type)
+        )
+
     def __enter__(self) -> None:
         device = self._device_type
         dtype = torch.get_autocast_dtype(device)

@@ -29,6 +29,7 @@ class ScaledBackward:
             under the policy.
 
     Attributes:
+        has_own: Whether losses were scaled for a backward of the user's own since the last step.
         nominal: The power of two near the first divisor of the run, by which sums are divided in
             backward so that FP16 keeps its range; 0 before the first `LossSum`.
     """
@@ -39,6 +40,7 @@ class ScaledBackward:
         self.nominal = 0.0
         self._slots = list(slots)
         self._context = context
+        self.has_own = False
         self._number = 0
         self._hooks = ParameterHooks(
             lambda: [(slot.name_of(p), p) for slot in slots for p in slot.parameters()]
@@ -70,7 +72,9 @@ class ScaledBackward:
         scale = _the_loss_scale(slots)
         nominal = self._nominal_for(slots, divisor)
         inputs = self._inputs(slots)
-        scalar = promote(total).reshape(())
+        scalar = promote(total)
+        if scalar.dim():
+            scalar = scalar.reshape(())  # a node of the graph that a 0-d loss is spared
 
         def unit() -> float | Tensor:
             """What the gradients of this micro-batch carry; those of its own mean loss are true."""
@@ -101,6 +105,7 @@ class ScaledBackward:
         if not (isinstance(outputs, Tensor) and outputs.is_floating_point()):
             what = str(outputs.dtype) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise BadTypeError(f"scale() takes a real floating-point tensor, got {what}.")
+        self.has_own = True
         for slot in slots:
             if slot.window.num_micro_batches:
                 continue

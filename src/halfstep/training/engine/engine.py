@@ -188,7 +188,7 @@ class Engine:
             on_commit=self._followers.committed,
             on_skip=self._followers.held,
         )
-        self._backward = ScaledBackward(slots, lambda: self.policy.recompute(self.device.type))
+        self._backward = ScaledBackward(slots, self._around_backward)
         self._surroundings = Surroundings(self.models, slots, self.device)
         self._casts = WeightCasts(self.device.type, self.models.values())
         self._argument = model  # what loss_fn gets
@@ -281,7 +281,7 @@ class Engine:
         Syncs: no; the first `LossSum` of a run reads its divisor once.
         """
         slots = named_slots(self._update.slots, optimizers)
-        self._processes.before_backward(loss, [slot.name for slot in slots])
+        self._processes.before_backward(loss, slots)
         needs_divisor = self._followers.counts_tokens(slots)
         self._update.refuse_torn()
         self._followers.refuse_moved_schedules(slots)
@@ -340,7 +340,8 @@ class Engine:
         Syncs: with fused optimizers on an accelerator the host waits for the *previous* step
         only; any other optimizer costs one wait.
         """
-        self._backward.count_own(named_slots(self._update.slots, optimizers))
+        if self._backward.has_own:
+            self._backward.count_own(named_slots(self._update.slots, optimizers))
         slots = slots_to_step(self._update.slots, optimizers)
         self._surroundings.before_step(slots)
         updates_before = self._settled_counters().num_updates
@@ -461,7 +462,8 @@ class Engine:
 
         Syncs: no.
         """
-        self._backward.count_own(named_slots(self._update.slots, optimizers))
+        if self._backward.has_own:
+            self._backward.count_own(named_slots(self._update.slots, optimizers))
         slots = open_slots(self._update.slots, optimizers)
         if not slots or not all(slot.window.num_micro_batches for slot in slots):
             raise CallOrderError("gradients() without backward(): this window has none yet.")
@@ -535,6 +537,11 @@ class Engine:
         """
         falls_back = self._has_fallen_back(state)
         check_engine_state(state, self._update, self._followers, falls_back)
+
+    def _around_backward(self) -> contextlib.AbstractContextManager[object]:
+        """Outside autocast, and checkpoints recompute under the policy."""
+        context = self.policy.recompute(self.device.type)
+        return contextlib.nullcontext() if context.changes_nothing() else context
 
     def _may_fall_back(self) -> bool:
         return self.policy.format == "fp16" and self._on_collapse != "raise"

@@ -6,7 +6,6 @@ A new thing that must move with the weights, and stand still with them, goes her
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +18,13 @@ from halfstep.training.engine.buffers import BufferRollback
 from halfstep.training.engine.call_site import call_of
 from halfstep.training.engine.schedule import (
     Schedule,
+    ScheduleWatch,
     TokenSchedule,
     advance,
     schedule_state,
 )
 from halfstep.update import OptimizerSlot
 from halfstep.update.readback import Number
-
-_FEW = 8  # steps of a schedule that a stray line makes in a window; a loaded state makes others
 
 
 class Followers:
@@ -56,13 +54,15 @@ class Followers:
         self._buffers: dict[str, BufferRollback] = {}
         if rolls_back:
             self._buffers = {name: BufferRollback(model) for name, model in models.items()}
-        self._positions: dict[str, tuple[int, ...]] = {}
-        self._moved: set[str] = set()
+        self._watches = {
+            name: ScheduleWatch(each)
+            for name, each in schedules.items()
+            if isinstance(each, LRScheduler)
+        }
         for slot in slots:
             schedule = self._schedules[slot.name]
             if isinstance(schedule, TokenSchedule):
                 schedule.apply(slot.optimizer, 0.0)
-            self._remember_position(slot.name)
 
     def counts_tokens(self, slots: Sequence[OptimizerSlot]) -> bool:
         """Whether a schedule needs to know how many tokens a loss is made of."""
@@ -111,12 +111,13 @@ class Followers:
         """
         errors: list[BaseException] = []
         for name, ema in self.emas.items():
-            movers = [slot for slot in self._slots_of[name] if slot in slots]
-            if ema is not None and movers:
-                _carry_on(errors, partial(self._average, name, ema, movers[0]))
+            if ema is None:
+                continue
+            if movers := [slot for slot in self._slots_of[name] if slot in slots]:
+                _carry_on(errors, self._average, name, ema, movers[0])
         for slot in slots:
             if self._schedules[slot.name] is not None:
-                _carry_on(errors, partial(self._advance, slot))
+                _carry_on(errors, self._advance, slot)
         if errors:
             raise errors[0]
 
@@ -127,41 +128,31 @@ class Followers:
             CallOrderError: A schedule went on since the engine stepped it last.
         """
         for slot in slots:
-            schedule = self._schedules[slot.name]
-            if not isinstance(schedule, LRScheduler):
+            watch = self._watches.get(slot.name)
+            if watch is None or not watch.take() or not slot.counters.attempts:
                 continue
-            has_moved = slot.name in self._moved or self._is_ahead(slot.name, schedule)
-            self._moved.discard(slot.name)
-            self._positions[slot.name] = _position(schedule)
-            if has_moved and slot.counters.attempts:
-                line = call_of(schedule, "step")
-                at = "" if line is None else f", {line}"
-                raise CallOrderError(
-                    f"the schedule of the engine was stepped by the loop as well{at}: the rate"
-                    " moves twice per update. Delete that line; schedule=... is stepped once per"
-                    " committed update."
-                )
-
-    def _is_ahead(self, name: str, schedule: LRScheduler) -> bool:
-        """Whether it made a few steps of its own; a loaded state may lie anywhere."""
-        before, now = self._positions[name], _position(schedule)
-        return len(before) == len(now) and any(
-            0 < b - a <= _FEW for a, b in zip(before, now, strict=True)
-        )
+            line = call_of(self._schedules[slot.name], "step")
+            at = "" if line is None else f", {line}"
+            raise CallOrderError(
+                f"the schedule of the engine was stepped by the loop as well{at}: the rate moves"
+                " twice per update. Delete that line; schedule=... is stepped once per committed"
+                " update."
+            )
 
     def _advance(self, slot: OptimizerSlot) -> None:
-        schedule = self._schedules[slot.name]
-        if isinstance(schedule, LRScheduler) and self._is_ahead(slot.name, schedule):
-            self._moved.add(slot.name)
+        watch = self._watches.get(slot.name)
+        if watch is not None:
+            watch.look()
         try:
-            advance(schedule, slot.optimizer, slot.counters.consumed)
+            advance(self._schedules[slot.name], slot.optimizer, slot.counters.consumed)
         except Exception as error:
             raise CallOrderError(
                 f"the schedule failed after update {slot.counters.num_updates} was made"
                 f" (weights and counters have moved): {error}"
             ) from error
         finally:
-            self._remember_position(slot.name)
+            if watch is not None:
+                watch.remember()
 
     def _average(self, name: str, ema: AveragedModel, slot: OptimizerSlot) -> None:
         try:
@@ -171,11 +162,6 @@ class Followers:
                 f"the average of the weights failed after update {slot.counters.num_updates} was"
                 f" made (weights, counters and schedule have moved): {error}"
             ) from error
-
-    def _remember_position(self, name: str) -> None:
-        schedule = self._schedules[name]
-        if isinstance(schedule, LRScheduler):
-            self._positions[name] = _position(schedule)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the schedules and of the averages, by name."""
@@ -210,7 +196,8 @@ class Followers:
                 schedule.apply(slot.optimizer, slot.counters.consumed)
             elif schedule is not None:
                 schedule.load_state_dict(state["schedules"][slot.name]["state"])
-            self._remember_position(slot.name)
+            if (watch := self._watches.get(slot.name)) is not None:
+                watch.remember()
         for name, ema in self.emas.items():
             if ema is not None:
                 ema.load_state_dict(state["emas"][name])
@@ -257,15 +244,9 @@ def _all_of(flags: Sequence[Number]) -> Number:
     return torch.stack([flag for flag in flags if isinstance(flag, Tensor)]).amin()
 
 
-def _carry_on(errors: list[BaseException], call: Callable[[], None]) -> None:
+def _carry_on(errors: list[BaseException], call: Callable[..., None], *arguments: Any) -> None:
     """Call; an error is raised once everything else has followed the weights as well."""
     try:
-        call()
+        call(*arguments)
     except BaseException as error:
         errors.append(error)
-
-
-def _position(schedule: LRScheduler) -> tuple[int, ...]:
-    """How often a schedule was stepped; chained ones count in their parts."""
-    parts = [schedule, *getattr(schedule, "_schedulers", ())]
-    return tuple(int(getattr(part, "last_epoch", 0)) for part in parts)

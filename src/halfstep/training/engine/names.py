@@ -92,7 +92,7 @@ def check_word(setting: str, value: object, words: Sequence[str]) -> None:
         raise BadValueError(f"{setting} must be {known}, got {value!r}.")
 
 
-def named_slots(slots: Sequence[OptimizerSlot], names: Names) -> list[OptimizerSlot]:
+def named_slots(slots: list[OptimizerSlot], names: Names) -> list[OptimizerSlot]:
     """The named ones, in the engine's order; ``None`` for all.
 
     Raises:
@@ -100,7 +100,7 @@ def named_slots(slots: Sequence[OptimizerSlot], names: Names) -> list[OptimizerS
         BadTypeError: No name but an object.
     """
     if names is None:
-        return list(slots)
+        return slots
     wanted = [names] if isinstance(names, (str, Optimizer)) else list(names)
     for name in wanted:
         check_name("optimizers", name, [slot.name for slot in slots])
@@ -109,14 +109,14 @@ def named_slots(slots: Sequence[OptimizerSlot], names: Names) -> list[OptimizerS
     return [slot for slot in slots if slot.name in wanted]
 
 
-def open_slots(slots: Sequence[OptimizerSlot], names: Names) -> list[OptimizerSlot]:
+def open_slots(slots: list[OptimizerSlot], names: Names) -> list[OptimizerSlot]:
     """The named ones; without names those with an open window."""
     if names is not None:
         return named_slots(slots, names)
     return [slot for slot in slots if slot.window.num_micro_batches]
 
 
-def slots_to_step(slots: Sequence[OptimizerSlot], names: Names) -> list[OptimizerSlot]:
+def slots_to_step(slots: list[OptimizerSlot], names: Names) -> list[OptimizerSlot]:
     """The same, where each must have an open window.
 
     Raises:

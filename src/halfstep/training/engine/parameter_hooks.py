@@ -20,6 +20,9 @@ from halfstep.update.optimizers.observers import is_harmless
 Named = Sequence[tuple[str, Tensor]]
 
 
+_NOTHING = contextlib.nullcontext()
+
+
 class ParameterHooks:
     """The hooks of some parameters.
 
@@ -32,8 +35,9 @@ class ParameterHooks:
         self._last_handle = -1
         self._hooked: list[tuple[str, Tensor]] = []
 
-    @contextlib.contextmanager
-    def see_true_gradients(self, unit: Callable[[], float | Tensor]) -> Iterator[None]:
+    def see_true_gradients(
+        self, unit: Callable[[], float | Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
         """Wrap every hook for the time of one backward.
 
         Args:
@@ -44,10 +48,10 @@ class ParameterHooks:
                 with it cannot be put back.
         """
         hooked = self._find()
-        if not hooked:
-            yield
-            return
-        carried = unit()
+        return self._wrapped(hooked, unit()) if hooked else _NOTHING
+
+    @contextlib.contextmanager
+    def _wrapped(self, hooked: Named, carried: float | Tensor) -> Iterator[None]:
         originals: list[tuple[dict[int, Any], int, Any]] = []
         for name, p in hooked:
             for hooks, wrap in (

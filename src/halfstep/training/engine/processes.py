@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
 from halfstep.training.engine.loss import LossSum
 from halfstep.training.engine.schedule import Schedule, TokenSchedule
+from halfstep.update import OptimizerSlot
 from halfstep.update.decision.veto import Condition, NormSpike, checked_conditions, name_of
 from halfstep.update.optimizers.sharded import is_sharded, num_processes, sharded_error
 
@@ -59,12 +60,12 @@ class Processes:
         self._has_warned = False
         self._look()
 
-    def before_backward(self, loss: Tensor | LossSum, names: Sequence[str]) -> None:
+    def before_backward(self, loss: Tensor | LossSum, slots: Sequence[OptimizerSlot]) -> None:
         """Refuse a micro-batch whose update would differ between the processes.
 
         Args:
             loss: As for `Engine.backward`.
-            names: Those of the optimizers whose parameters get gradients.
+            slots: Of the optimizers whose parameters get gradients.
 
         Raises:
             BadTypeError: A `LossSum` under DistributedDataParallel.
@@ -85,8 +86,8 @@ class Processes:
                 " Under DistributedDataParallel return the mean loss of micro-batches that are"
                 " equally large on all processes."
             )
-        if len(names) < len(self._optimizers):
-            self._refuse_part_of_a_wrapper(names)
+        if len(slots) < len(self._optimizers):
+            self._refuse_part_of_a_wrapper([slot.name for slot in slots])
 
     def _look(self) -> None:
         if num_processes() == 1:

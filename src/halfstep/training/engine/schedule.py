@@ -129,6 +129,43 @@ def advance(schedule: Schedule | None, optimizer: Optimizer, consumed: float) ->
         schedule.step()
 
 
+class ScheduleWatch:
+    """Whether anybody but the engine steps a torch schedule.
+
+    Args:
+        schedule: Chained ones count in their parts.
+    """
+
+    _FEW = 8  # steps that a stray line makes in a window; a loaded state may lie anywhere
+
+    def __init__(self, schedule: LRScheduler) -> None:
+        self._parts: list[Any] = [schedule, *getattr(schedule, "_schedulers", ())]
+        self._was_ahead = False
+        self.remember()
+
+    def remember(self) -> None:
+        """Take the present position for the engine's own."""
+        self._positions = self._now()
+
+    def look(self) -> None:
+        """Keep in mind that it went on by itself, before the engine steps it."""
+        now = self._now()
+        if now != self._positions:
+            steps = [b - a for a, b in zip(self._positions, now, strict=True)]
+            self._was_ahead |= any(0 < step <= self._FEW for step in steps)
+
+    def take(self) -> bool:
+        """Whether it went on by itself since the last call."""
+        self.look()
+        was_ahead, self._was_ahead = self._was_ahead, False
+        if was_ahead:
+            self.remember()
+        return was_ahead
+
+    def _now(self) -> list[int]:
+        return [getattr(part, "last_epoch", 0) for part in self._parts]
+
+
 def schedule_state(schedule: Schedule | None) -> dict[str, Any] | None:
     """Its kind and state; a token schedule has no state beyond the clock."""
     if schedule is None:

@@ -34,6 +34,7 @@ from halfstep.update.optimizers.observers import leaves_gradients_alone
 logger = logging.getLogger("halfstep")
 
 _FIRST, _EVERY = 3, 64  # windows
+_KEY: Any = "halfstep"  # of the one hook among torch's, whose keys are numbers
 
 _grad_of = operator.attrgetter("grad")
 _dtype_of = operator.attrgetter("dtype")
@@ -64,6 +65,8 @@ class Surroundings:
             if any(p.dtype is torch.bfloat16 for p in model.parameters() if p.requires_grad)
         }
         self._in_backward: list[OptimizerSlot] = []
+        self._refuses = False
+        self._reference = weakref.ref(self)
 
     def before_backward(self, slots: Sequence[OptimizerSlot], loss: Tensor | LossSum) -> None:
         """Look, before a micro-batch is added to the windows of some optimizers.
@@ -77,7 +80,7 @@ class Surroundings:
         for slot in slots:
             self._watches[slot].before_backward()
         total = loss.total if isinstance(loss, LossSum) else loss
-        if isinstance(total, Tensor) and any(self._watches[slot].looks for slot in slots):
+        if isinstance(total, Tensor) and self._watches[slots[0]].looks:
             factor = _last_factor(total)
             if factor is not None:
                 if self._windows <= _FIRST:
@@ -85,7 +88,8 @@ class Surroundings:
                 for slot in slots:
                     self._watches[slot].note_factor(factor)
         self._in_backward = list(slots)
-        _begin_to_refuse_steps(self)
+        if not self._refuses:
+            self._begin_to_refuse_steps()
 
     def after_backward(self, slots: Sequence[OptimizerSlot]) -> None:
         """Remember the gradients as backward has left them."""
@@ -95,7 +99,7 @@ class Surroundings:
 
     def own_window_opens(self) -> None:
         """The user's own backward follows: its gradients carry the scale as well."""
-        _begin_to_refuse_steps(self)
+        self._begin_to_refuse_steps()
 
     def before_step(self, slots: Sequence[OptimizerSlot]) -> None:
         """Look at what was done to the gradients since the last backward.
@@ -116,7 +120,7 @@ class Surroundings:
         if not any(slot.window.is_open for slot in self._slots):
             for p in self._to_clear:
                 p.grad = None
-            _end_to_refuse_steps(self)
+            self._end_to_refuse_steps()
 
     def refuse_step_of(self, optimizer: Optimizer) -> None:
         """Refuse an ``optimizer.step()`` that would apply gradients of an open window."""
@@ -137,6 +141,18 @@ class Surroundings:
             " gradients that still carry the loss scale; delete that line, engine.step() updates"
             " the weights."
         )
+
+    def _begin_to_refuse_steps(self) -> None:
+        """See every ``optimizer.step()`` of the process while a window is open, by torch's hook."""
+        self._refuses = True
+        _refusing[id(self)] = self._reference
+        torch_optimizer._global_optimizer_pre_hooks[_KEY] = _refuse_strays
+
+    def _end_to_refuse_steps(self) -> None:
+        self._refuses = False
+        _refusing.pop(id(self), None)
+        if not _refusing:
+            torch_optimizer._global_optimizer_pre_hooks.pop(_KEY, None)
 
     def _window_opens(self) -> None:
         self._windows += 1
@@ -241,25 +257,17 @@ class _GradientWatch:
 
 
 _EDITS = r"clip_grad|unscale_|\.grad\b|\.backward\(|_foreach_|zero_grad"
-_refusing: weakref.WeakSet[Surroundings] = weakref.WeakSet()
+_refusing: dict[int, weakref.ref[Surroundings]] = {}
 
 
 @leaves_gradients_alone
 def _refuse_strays(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for surroundings in list(_refusing):
-        surroundings.refuse_step_of(optimizer)
-
-
-def _begin_to_refuse_steps(surroundings: Surroundings) -> None:
-    """See every ``optimizer.step()`` of the process while a window is open, by torch's own hook."""
-    _refusing.add(surroundings)
-    torch_optimizer._global_optimizer_pre_hooks[id(_refusing)] = _refuse_strays
-
-
-def _end_to_refuse_steps(surroundings: Surroundings) -> None:
-    _refusing.discard(surroundings)
-    if not _refusing:
-        torch_optimizer._global_optimizer_pre_hooks.pop(id(_refusing), None)
+    for key, reference in list(_refusing.items()):
+        surroundings = reference()
+        if surroundings is None:
+            del _refusing[key]  # an engine that is gone, with its window
+        else:
+            surroundings.refuse_step_of(optimizer)
 
 
 def _last_factor(loss: Tensor) -> Tensor | None:

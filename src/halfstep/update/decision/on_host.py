@@ -74,7 +74,7 @@ class _Read(NamedTuple):
 
 def _read(measured: Sequence[Measured]) -> list[_Read]:
     rows = [_facts(m) for m in measured]
-    values = iter(read_now(list(chain.from_iterable(rows))))
+    values = iter(read_now(rows[0] if len(rows) == 1 else list(chain.from_iterable(rows))))
     found = []
     for row in rows:
         norm, unit, left, scale, loss, weight, *metrics = islice(values, len(row))

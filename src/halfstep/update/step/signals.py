@@ -21,9 +21,11 @@ class SignalsWait:
 
     __slots__ = ("_came", "_handlers")
 
-    def __enter__(self) -> None:
+    def __init__(self) -> None:
         self._came: list[tuple[int, Any]] = []
         self._handlers: list[tuple[int, Any]] = []
+
+    def __enter__(self) -> None:
         if threading.get_ident() != _main_thread:
             return
         for number in _WAITING:
@@ -33,10 +35,13 @@ class SignalsWait:
                 _signal.signal(number, self._note)
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers:
+        handlers, self._handlers = self._handlers, []
+        for number, handler in handlers:
             _signal.signal(number, handler)
-        for arrived, frame in self._came:
-            dict(self._handlers)[arrived](arrived, frame)
+        if self._came:
+            came, self._came = self._came, []
+            for arrived, frame in came:
+                dict(handlers)[arrived](arrived, frame)
 
     def _note(self, number: int, frame: Any) -> None:
         self._came.append((number, frame))

@@ -126,6 +126,7 @@ class Update:
         self._scale_updates = ScaleUpdates()
         self._unsettled: StepOutcome | None = None
         self._is_torn = False
+        self._signals_wait = SignalsWait()
         self._said: set[str] = set()
 
     def settle(self) -> None:
@@ -216,7 +217,7 @@ class Update:
         ]
         for slot, decision in moving.items():
             self._warn_of_zero_gradients(slot, decision)
-        with SignalsWait():
+        with self._signals_wait:
             saved = self._scale_updates.saved(self.slots)
             try:
                 for result in results:
@@ -256,7 +257,7 @@ class Update:
         facts = {slot: d.facts() for slot, d in decisions.items()}
         lengths = [len(facts[slot]) + 1 + len(d.measured.sums) for slot, d in decisions.items()]
         self._on_skip({slot: d.skipped for slot, d in decisions.items()})
-        with SignalsWait():
+        with self._signals_wait:
             saved = self._scale_updates.saved(self.slots)
             try:
                 for slot, d in decisions.items():
