@@ -66,10 +66,12 @@ def run_to(
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread_that_can_be_interrupted() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny tensors: waking threads would be most of the time
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     yield
+    signal.signal(signal.SIGINT, handler)
     torch.set_num_threads(threads)
 
 
