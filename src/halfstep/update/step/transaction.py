@@ -85,25 +85,27 @@ class Update:
     In pseudo-code, on the host::
 
         norm = |gradients|                      # one read; finite if and only if they are
+        loss scale takes note, unless divisor == 0
         if norm is finite and divisor > 0:
             optimizer steps with gradients / (S * divisor / nominal / clip_coef)
             commit: counters, schedule
-        loss scale takes note, unless divisor == 0
         gradients = None
 
-    On an accelerator with fused optimizers the same happens without the host: the kernels hold
+    Where the optimizer raises, it is put back, and the loss scale too.
+
+    On an accelerator with fused optimizers the same happens without the host: the kernels skip
     by themselves on `found_inf`, and the commit follows when the next update is launched or when
     somebody looks at the outcome.
 
     Args:
         slots: One per optimizer.
         joint: A limit of the norm over all optimizers that step together.
-        overflow: ``"together"``: where one has to hold, all do; ``"independent"``.
+        overflow: ``"together"``: where one is skipped, all are; ``"independent"``.
         stop_at_non_finite: Raise `NonFiniteGradientError` instead of skipping.
         on_commit: Called after each committed update with the slots that moved.
         on_skip: Called when something may have to be put back, with 1.0 for every slot of the
-            step that holds and 0.0 for the others; for an update that the kernels decide, at its
-            launch with undecided 0-d tensors.
+            step that is skipped and 0.0 for the others; for an update that the kernels decide,
+            before its launch with undecided 0-d tensors.
     """
 
     def __init__(
