@@ -255,6 +255,8 @@ def test_torn_step_is_said_and_nothing_goes_on_until_a_state_is_loaded(
     assert "failed halfway through a step" in caught.value.__notes__[0]
     with pytest.raises(hs.CallOrderError, match="Load a checkpoint before going on"):
         window(2, engine, model)
+    with pytest.raises(hs.CallOrderError, match="failed halfway"):
+        engine.state_dict()
     for owner, state in zip((model, optimizer, engine), saved, strict=True):
         owner.load_state_dict(state)
     window(2, engine, model)

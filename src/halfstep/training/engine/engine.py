@@ -496,7 +496,8 @@ class Engine:
         Model and optimizer have their own ``state_dict``.
 
         Raises:
-            CallOrderError: Inside an open window, whose gradients no checkpoint holds.
+            CallOrderError: Inside an open window, whose gradients no checkpoint holds; after a step
+                that moved a part of the weights.
 
         Syncs: yes.
         """
@@ -505,6 +506,7 @@ class Engine:
                 f"state_dict() inside an open window{of_which(slots, self._update.slots)} would"
                 " lose its gradients; save after step()."
             )
+        self._update.refuse_torn()
         self._update.settle()
         return engine_state(self.policy.format, self._update, self._backward, self._followers)
 
