@@ -118,3 +118,19 @@ def test_bad_setting_is_refused_in_a_sentence_of_ours(settings: dict[str, Any], 
 def test_factory_that_returns_nothing_usable_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(hs.HalfstepError, match=text):
         hs.fit(small(**changes), precision="fp32", steps=1)
+
+
+def test_fit_logs_what_the_replay_of_a_skipped_step_found(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recipe = hs.Recipe(
+        "overflows",
+        lambda: torch.nn.Linear(4, 1),
+        lambda model, batch: model(batch).float().mean() * 1e30,
+        lambda: [torch.ones(2, 4)],
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with caplog.at_level(logging.WARNING, "halfstep"):
+        run = hs.fit(recipe, precision="fp16", steps=1, diagnose="on_skip", device="cpu")
+    assert run.steps[0].diagnosis is not None
+    assert f"step 1 skipped: {run.steps[0].diagnosis}" in caplog.text

@@ -388,8 +388,32 @@ def test_cast_to_bf16_after_the_engine_was_made_is_said(caplog: pytest.LogCaptur
     model, _, engine = make("fp32")
     model.bfloat16()
     with caplog.at_level(logging.WARNING, "halfstep"):
+        for _ in range(3):
+            engine.backward(F.cross_entropy(model(X.bfloat16()).float(), Y))
+            engine.step()
+    said = [r for r in caplog.records if "parameter '0.weight' is BF16 (4 of 4 are)" in r.message]
+    assert len(said) == 1
+
+
+def test_cast_to_bf16_in_a_later_window_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model, _, engine = make("fp32")
+    engine.backward(loss_of(model))
+    engine.step()
+    model.bfloat16()
+    with caplog.at_level(logging.WARNING, "halfstep"):
         engine.backward(F.cross_entropy(model(X.bfloat16()).float(), Y))
-    assert "parameter '0.weight' is BF16 (4 of 4 are)" in caplog.text
+    assert "is BF16" in caplog.text
+
+
+def test_bf16_model_is_said_once_at_construction(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4).bfloat16()
+    with caplog.at_level(logging.WARNING, "halfstep"):
+        engine = hs.Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16")
+        for _ in range(3):
+            engine.backward(F.cross_entropy(model(X.bfloat16()).float(), Y))
+            engine.step()
+    assert len([r for r in caplog.records if "is BF16" in r.message]) == 1
 
 
 def test_gradients_of_a_parameter_outside_every_optimizer_are_dropped_with_the_window(

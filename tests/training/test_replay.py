@@ -213,3 +213,14 @@ def test_batch_that_holds_more_than_floats_is_replayed() -> None:
     batch = {"source": "a.txt", "exponent": torch.tensor([9]), "weight": 0.5, "none": None}
     outcome = make(Labelled()).train_step([batch], lambda model, each: model(each))
     assert diagnosis_of(outcome).verdict == "scale_searching"
+
+
+def test_replay_draws_the_random_numbers_of_the_window() -> None:
+    # the first number of this seed is 0.985, the 39 after it are below 0.91
+    def loss_fn(m: nn.Module, x: Tensor) -> Tensor:
+        return mse(m, x) * (math.inf if float(torch.rand(())) > 0.95 else 1.0)
+
+    engine = make(nn.Linear(8, 1), loss_scale=hs.DynamicLossScale(2.0**4))
+    torch.manual_seed(27)
+    found = diagnosis_of(engine.train_step([torch.ones(4, 8)], loss_fn))
+    assert found.verdict == "never_finite"

@@ -241,14 +241,24 @@ class Told(torch.optim.SGD):
         return super().step()
 
 
-def test_other_arguments_reach_the_optimizer_as_in_torch() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((None, 3.0), {"note": "last"}),
+        ((None,), {"factor": 3.0, "note": "last"}),
+        ((), {"closure": None, "factor": 3.0, "note": "last"}),
+    ],
+)
+def test_other_arguments_reach_the_optimizer_as_in_torch(
+    arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
     told = []
     for kind in (torch.amp.GradScaler, hs.GradScaler):
         p = Parameter(torch.ones(2))
         optimizer = Told([p], lr=0.5)
         scaler = kind("cpu")
         scaler.scale(p.sum()).backward()
-        scaler.step(optimizer, None, 3.0, note="last")
+        scaler.step(optimizer, *arguments, **options)
         told.append((optimizer.told, p.tolist()))
     assert told[0] == told[1] == ((None, 3.0, "last"), [0.5, 0.5])
 
