@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import pytest
+import torch
 from small_recipes import SMALL, nan_from, sgd, small, watched
 from torch import nn
 

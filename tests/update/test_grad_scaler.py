@@ -246,7 +246,6 @@ class Told(torch.optim.SGD):
     [
         ((None, 3.0), {"note": "last"}),
         ((None,), {"factor": 3.0, "note": "last"}),
-        ((), {"closure": None, "factor": 3.0, "note": "last"}),
     ],
 )
 def test_other_arguments_reach_the_optimizer_as_in_torch(
@@ -261,6 +260,22 @@ def test_other_arguments_reach_the_optimizer_as_in_torch(
         scaler.step(optimizer, *arguments, **options)
         told.append((optimizer.told, p.tolist()))
     assert told[0] == told[1] == ((None, 3.0, "last"), [0.5, 0.5])
+
+
+def test_keyword_closure_of_none_does_not_hide_another_argument() -> None:
+    class Noting(torch.optim.SGD):
+        note = ""
+
+        def step(self, closure: Any = None, *, note: str = "") -> Any:  # type: ignore[override]
+            self.note = note
+            return super().step()
+
+    p = Parameter(torch.ones(2))
+    optimizer = Noting([p], lr=0.5)
+    scaler = hs.GradScaler("cpu")
+    scaler.scale(p.sum()).backward()
+    scaler.step(optimizer, closure=None, note="last")
+    assert (optimizer.note, p.tolist()) == ("last", [0.5, 0.5])
 
 
 class TakesScaler(torch.optim.SGD):
