@@ -93,7 +93,29 @@ def by_a_child(model: Any, number: int) -> Tensor:
     return loss
 
 
-@pytest.mark.parametrize("loss_fn", [noise, only_in_the_third, reference_first, by_a_child])
+def through_data(model: nn.Module, number: int) -> Tensor:
+    """``parameter.data`` moves no version counter."""
+    before = [p.data.clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.data.mul_(1 + number / 4)
+    loss = model(X).float().square().mean()
+    for p, old in zip(model.parameters(), before, strict=True):
+        p.data.copy_(old)
+    return loss
+
+
+def data_replaced(model: nn.Module, number: int) -> Tensor:
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    nn.utils.vector_to_parameters(before * (1 + number / 4), model.parameters())
+    loss = model(X).float().square().mean()
+    nn.utils.vector_to_parameters(before, model.parameters())
+    return loss
+
+
+LOSSES = [noise, only_in_the_third, reference_first, by_a_child, through_data, data_replaced]
+
+
+@pytest.mark.parametrize("loss_fn", LOSSES)
 @pytest.mark.parametrize("numbers", [[1], [0, 1, 2], [1, 2, 3, 3]], ids=str)
 def test_each_micro_batch_sees_its_own_weights(loss_fn: LossFn, numbers: list[int]) -> None:
     assert engine_losses(loss_fn, numbers) == stock_losses(loss_fn, numbers)
@@ -121,6 +143,30 @@ def test_change_between_two_micro_batches_by_the_loader_is_seen() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             expected.append(oracle(X).float().square().mean().item())
     assert losses == expected
+
+
+def test_view_of_the_data_that_is_written_later_in_the_window_is_seen() -> None:
+    engine = make()[1]
+    losses: list[float] = []
+    views: list[Tensor] = []
+
+    def loss_fn(m: nn.Module, number: int) -> Tensor:
+        if number == 0:
+            views.extend(p.data for p in m.parameters())
+        for view in views if number == 2 else []:
+            view.mul_(2)
+        loss: Tensor = m(X).float().square().mean()
+        losses.append(loss.item())
+        return loss
+
+    engine.train_step([0, 1, 2], loss_fn)
+    oracle, _ = make()
+    for p in oracle.parameters():
+        p.data.mul_(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        doubled = oracle(X).float().square().mean().item()
+    assert losses[0] == losses[1]
+    assert losses[2] == doubled
 
 
 def test_change_that_no_forward_of_a_module_follows_is_refused_and_works_the_next_time() -> None:
@@ -158,6 +204,7 @@ def test_models_carry_no_hook_after_the_window_and_after_an_error() -> None:
     engine.train_step([1, 1], noise)
     with pytest.raises(ValueError, match="in the second"):
         engine.train_step([1, 2], fails)
+    assert "data" not in vars(nn.Parameter)
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks

@@ -25,7 +25,8 @@ class WeightCasts:
     autocast does not see that a weight has changed. Before each micro-batch, and at each call of a
     model or of one of its children, the weights' version counters are compared, and the casts are
     dropped where one has moved: noise that `loss_fn` adds, a swap of teacher and student, an
-    adversarial step.
+    adversarial step. What is written through ``parameter.data`` moves no counter: once a window has
+    touched it, nothing is kept.
 
     It costs 2 bytes per parameter of peak memory, since the casts outlive backward. Off for
     windows of one micro-batch, which gain nothing, and for compiled and FSDP2-sharded models,
@@ -65,6 +66,23 @@ class WeightCasts:
             kept.end()
 
 
+_DATA: Any = torch.Tensor.data
+_keeping: list[_Kept] = []
+
+
+def _seen_data(parameter: Tensor) -> Tensor:
+    for kept in _keeping:
+        kept.sees_data()
+    data: Tensor = _DATA.__get__(parameter)
+    return data
+
+
+def _seen_new_data(parameter: Tensor, value: Tensor) -> None:
+    for kept in _keeping:
+        kept.sees_data()
+    _DATA.__set__(parameter, value)
+
+
 class _Stale(Exception):  # noqa: N818
     """A forward may have used casts of weights that had changed."""
 
@@ -75,6 +93,7 @@ class _Kept:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._weights: list[Tensor] = [p for model in models for p in model.parameters()]
         self._versions = self._now()
+        self._touches_data = False
         self._depth = 0
         self._was_called = False
         self._is_first = True
@@ -89,6 +108,8 @@ class _Kept:
                 module.register_forward_hook(self._leave, always_call=True),
             )
         ]
+        _keeping.append(self)
+        nn.Parameter.data = property(_seen_data, _seen_new_data)  # type: ignore[assignment]
 
     def micro_batch_begins(self) -> None:
         """Drop casts of weights that changed since the last look."""
@@ -102,7 +123,9 @@ class _Kept:
             CallOrderError: Through the context, see `WeightCasts.kept`.
         """
         first, self._is_first = self._is_first, False
-        if self._was_called or first or self._versions == self._now():
+        if self._was_called or first:
+            return
+        if self._versions == self._now() and not self._touches_data:
             return
         raise _Stale(
             "loss_fn changed weights in place and ran no forward of the model or of one of its"
@@ -111,17 +134,24 @@ class _Kept:
             " micro-batch, so that the same call works."
         )
 
+    def sees_data(self) -> None:
+        """Somebody reads or sets ``parameter.data``, and may write through it at any time."""
+        self._touches_data = True
+
     def end(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
+        _keeping.remove(self)
+        if not _keeping:
+            del nn.Parameter.data
 
     def _now(self) -> list[int]:
         return list(map(_version_of, self._weights))
 
     def _look(self) -> None:
         now = self._now()
-        if now != self._versions:
+        if now != self._versions or self._touches_data:
             self._versions = now
             torch.clear_autocast_cache()
 
