@@ -69,7 +69,14 @@ def own_backward(model: nn.Module) -> None:
     loss_of(model).backward()
 
 
-EDITS = [clip_norm, clip_value, divide_by_hand, replace_gradient, own_backward]
+def clamp_the_data(model: nn.Module) -> None:
+    """Counts no version of the gradient."""
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad.data.clamp_(-1e-3, 1e-3)
+
+
+EDITS = [clip_norm, clip_value, divide_by_hand, replace_gradient, own_backward, clamp_the_data]
 Edit = Callable[[nn.Module], None]
 
 
@@ -158,7 +165,7 @@ def test_line_that_comes_later_in_a_run_is_seen_as_well() -> None:
 
     with pytest.raises(hs.CallOrderError, match="gradients were edited"):
         train()
-    assert len(last) < 128
+    assert len(last) < 68
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
@@ -211,6 +218,31 @@ def test_backward_that_fails_leaves_the_optimizer_to_the_user() -> None:
     before = weights(model)
     optimizer.step()
     assert not unchanged(model, before)
+
+
+def test_unscale_of_a_stock_scaler_in_an_open_window_is_refused_in_any_window() -> None:
+    # its kernel counts no versions of the gradients that it changes
+    model, optimizer, engine = make()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones((), requires_grad=True))
+    for _ in range(6):
+        engine.backward(loss_of(model))
+        with pytest.raises(hs.CallOrderError, match=rf"{FILE}:\d+ `scaler.unscale_\(optimizer\)`"):
+            scaler.unscale_(optimizer)
+        scaler._per_optimizer_states.clear()
+        assert engine.step().updated
+    loss_of(model).backward()
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    scaler.unscale_(optimizer)
+    after = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(torch.equal(a * 65536, b) for a, b in zip(after, before, strict=True))
+
+
+def test_backward_of_the_users_own_instead_of_the_engines_is_named() -> None:
+    model, _, engine = make()
+    loss_of(model).backward()
+    with pytest.raises(hs.CallOrderError, match=r"Write engine\.backward\(loss\) instead"):
+        engine.step()
 
 
 def test_optimizer_of_other_weights_steps_while_a_window_is_open() -> None:
@@ -358,7 +390,8 @@ class Counting(TorchDispatchMode):
 
 
 def test_looking_around_runs_no_torch_operation() -> None:
-    # windows 1 to 3 and every 64th are looked at closely, the others are not: same operations
+    # every 16th window is looked at closely, the others are not: same operations. The first three
+    # take a norm after each backward, on a CPU
     model, _, engine = make("bf16")
     counts = []
     for _ in range(66):
@@ -367,7 +400,7 @@ def test_looking_around_runs_no_torch_operation() -> None:
             engine.backward(loss)
             engine.step()
         counts.append(mode.count)
-    assert len({counts[n] for n in (1, 2, 3, 4, 5, 62, 63, 64)}) == 1  # the first makes state
+    assert len(set(counts[3:])) == 1
 
 
 def test_cast_to_fp16_after_the_engine_was_made_is_refused_whenever_it_comes() -> None:

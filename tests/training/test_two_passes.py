@@ -141,6 +141,26 @@ def test_own_gradients_and_the_engines_do_not_mix() -> None:
     assert engine.step().updated
 
 
+@pytest.mark.parametrize("scale", SCALES, ids=str)
+def test_second_pass_by_the_engines_backward_is_refused(scale: Any) -> None:
+    model, engine = make(scale)
+    cached = model(X).detach().requires_grad_()
+    engine.scale(F.cross_entropy(cached, Y)).backward()
+    assert cached.grad is not None
+    surrogate = (model(X) * cached.grad).sum()
+    with pytest.raises(hs.CallOrderError, match=r"your own backward through engine\.scale\(\)"):
+        engine.backward(surrogate)
+
+
+def test_loss_that_engine_scale_made_is_refused_by_engine_backward() -> None:
+    model, engine = make(8.0)
+    with pytest.raises(hs.CallOrderError, match="scales the loss itself"):
+        engine.backward(engine.scale(model(X).mean()))
+    with pytest.raises(hs.CallOrderError, match="scales the loss itself"):
+        engine.train_step([X], lambda m, x: engine.scale(m(x).mean()))
+    engine.train_step([X], lambda m, x: m(x).mean())
+
+
 def test_scale_is_float32_of_any_shape_and_keeps_the_graph() -> None:
     model, engine = make(2.0**17)
     scaled = engine.scale(model(X).half())

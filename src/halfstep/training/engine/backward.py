@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,6 +43,7 @@ class ScaledBackward:
         self._slots = list(slots)
         self._context = context
         self.has_own = False
+        self._scaled: list[weakref.ref[Tensor]] = []
         self._number = 0
         self._hooks = ParameterHooks(
             lambda: [(slot.name_of(p), p) for slot in slots for p in slot.parameters()]
@@ -66,6 +69,12 @@ class ScaledBackward:
         total = loss.total if isinstance(loss, LossSum) else loss
         check_loss(total)
         divisor = loss.divisor if isinstance(loss, LossSum) else None
+        if any(reference() is total for reference in self._scaled):
+            raise CallOrderError(
+                "engine.backward() scales the loss itself; give it the loss instead of"
+                " engine.scale(loss)."
+            )
+        self._scaled.clear()
         for slot in slots:
             _check_micro_batch(slot.window, divisor, slot.parameters(), needs_divisor)
         self._warn_of_fp16_loss(total)
@@ -106,13 +115,25 @@ class ScaledBackward:
             what = str(outputs.dtype) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise BadTypeError(f"scale() takes a real floating-point tensor, got {what}.")
         self.has_own = True
+        scaled = _the_loss_scale(slots).scale(outputs)
+        if scaled.requires_grad:
+            hook = partial(self._note_own_backward, list(slots))
+            scaled.register_hook(hook)  # type: ignore[no-untyped-call]
+        if scaled is not outputs:
+            self._scaled.append(weakref.ref(scaled))
         for slot in slots:
             if slot.window.num_micro_batches:
                 continue
             loss = outputs.detach().double().sum()
             earlier = slot.window.own_loss
             slot.window.own_loss = loss if earlier is None else earlier + loss
-        return _the_loss_scale(slots).scale(outputs)
+        return scaled
+
+    def _note_own_backward(self, slots: Sequence[OptimizerSlot], grad: Tensor) -> None:
+        """A gradient flows through a loss that `scale` made."""
+        if not torch.is_grad_enabled():  # else an inner gradient, with a graph for a penalty
+            for slot in slots:
+                slot.window.own_backward_ran = slot.window.own_loss is not None
 
     def count_own(self, slots: Sequence[OptimizerSlot]) -> None:
         """Make a window of the gradients that the user's own backward has left, if it has."""
@@ -219,7 +240,13 @@ def _check_micro_batch(
             " unscaled ones; call gradients() after the last backward."
         )
     if not window.num_micro_batches:
-        _refuse_stray_gradients(parameters, window.own_loss is not None)
+        if window.own_backward_ran:
+            raise CallOrderError(
+                "this window was begun by your own backward through engine.scale(); make its other"
+                " gradients by loss.backward() or engine.scale(loss).backward() as well, or all of"
+                " them by engine.backward(loss)."
+            )
+        _refuse_stray_gradients(parameters)
     elif window.has_gradients and not _any_gradient(parameters):
         raise CallOrderError(
             "the gradients of this window were cleared between two backward() calls; remove the"
@@ -232,19 +259,13 @@ def _any_gradient(parameters: Sequence[Tensor]) -> bool:
     return any(p.grad is not None for p in parameters)
 
 
-def _refuse_stray_gradients(parameters: Sequence[Tensor], has_own_loss: bool) -> None:
+def _refuse_stray_gradients(parameters: Sequence[Tensor]) -> None:
     """Refuse to start a window on gradients that the engine did not make.
 
     Zeros (``zero_grad(set_to_none=False)``) are harmless and dropped.
     """
     stray = [p for p in parameters if p.grad is not None]
     if any(bool(torch.count_nonzero(_values(p))) for p in stray):
-        if has_own_loss:
-            raise CallOrderError(
-                "this window holds gradients of your own backward through engine.scale(); add its"
-                " other losses by engine.scale(loss).backward() as well, or make all of them by"
-                " engine.backward(loss)."
-            )
         raise CallOrderError(
             "there are gradients that engine.backward() of this window did not make (a"
             " loss.backward() of your own, or another engine's); they must not be mixed with scaled"

@@ -343,7 +343,11 @@ class Engine:
         if self._backward.has_own:
             self._backward.count_own(named_slots(self._update.slots, optimizers))
         slots = slots_to_step(self._update.slots, optimizers)
-        self._surroundings.before_step(slots)
+        try:
+            self._surroundings.before_step(slots)
+        except BaseException:
+            self.abort([slot.name for slot in slots])
+            raise
         updates_before = self._settled_counters().num_updates
         try:
             lost = LostUpdates(slots) if self._finds_lost_updates else None

@@ -125,9 +125,16 @@ def slots_to_step(slots: list[OptimizerSlot], names: Names) -> list[OptimizerSlo
     wanted = open_slots(slots, names)
     closed = [slot for slot in wanted if not slot.window.num_micro_batches]
     if closed or not wanted:
+        which = of_which(closed, slots)
+        if any(p.grad is not None for slot in closed or slots for p in slot.parameters()):
+            raise CallOrderError(
+                f"step() without backward(): there are gradients{which} that engine.backward() did"
+                " not make. Write engine.backward(loss) instead of loss.backward() or"
+                " scaler.scale(loss).backward()."
+            )
         raise CallOrderError(
-            f"step() without backward(): the window{of_which(closed, slots)} has no gradients. Each"
-            " step needs at least one engine.backward(loss) since the last one."
+            f"step() without backward(): the window{which} has no gradients. Each step needs at"
+            " least one engine.backward(loss) since the last one; an exception drops the window."
         )
     return wanted
 

@@ -120,9 +120,9 @@ def _seeing_true_grad(hook: Any, unit: float | Tensor, name: str) -> Any:
         if p.grad is None or p._version != weight:
             what = getattr(hook, "__qualname__", type(hook).__name__)
             raise CallOrderError(
-                f"the hook {what!r} on parameter {name!r} updates it inside backward; such an"
-                " update cannot be skipped on an overflow. Remove the hook and let engine.step()"
-                " update the weights."
+                f"the hook {what!r} on parameter {name!r} updates it inside backward (this one has"
+                " moved); such an update cannot be skipped on an overflow. Remove the hook and let"
+                " engine.step() update the weights."
             )
         p.grad = scaled if p.grad is true and true._version == version else p.grad * unit
 

@@ -2,14 +2,15 @@
 
 None of it is an engine's own call, and all of it would be silently wrong: a clip that acts on
 scaled gradients, an ``optimizer.step()`` that applies them. A look reads attributes of Python
-objects and runs no torch operation; the longer ones are taken in the first windows, and then in
-every 64th.
+objects and runs no torch operation, except in the first windows on a CPU; the longer ones are
+taken in the first windows, and then in every 16th.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
@@ -29,11 +30,12 @@ from halfstep.training.engine.setup_checks import (
     warn_of_bf16_parameters,
 )
 from halfstep.update import NoLossScale, OptimizerSlot
+from halfstep.update.optimizers.norm import GradientNorm
 from halfstep.update.optimizers.observers import leaves_gradients_alone
 
 logger = logging.getLogger("halfstep")
 
-_FIRST, _EVERY = 3, 64  # windows
+_FIRST, _EVERY = 3, 16  # windows
 _KEY: Any = "halfstep"  # of the one hook among torch's, whose keys are numbers
 
 _grad_of = operator.attrgetter("grad")
@@ -142,17 +144,34 @@ class Surroundings:
             " the weights."
         )
 
+    def refuse_unscale_of(self, grads: Sequence[Tensor]) -> None:
+        """Refuse a GradScaler's ``unscale_`` of gradients of an open window."""
+        slots = [slot for slot in self._slots if slot.window.is_open]
+        held = {id(p.grad) for slot in slots for p in slot.parameters() if p.grad is not None}
+        if any(id(grad) in held for grad in grads):
+            raise CallOrderError(
+                f"a GradScaler's unscale_() inside an open window of the engine{_at(call_site())}"
+                " would divide gradients by a scale that they do not carry; delete that line and"
+                " the scaler with it, engine.step() unscales."
+            )
+
     def _begin_to_refuse_steps(self) -> None:
-        """See every ``optimizer.step()`` of the process while a window is open, by torch's hook."""
+        """See every ``optimizer.step()`` and ``unscale_()`` of the process while a window is open.
+
+        The first by torch's own hook. The kernel of the second counts no versions of the gradients
+        that it changes, and has no hook: the function is replaced while a window is open.
+        """
         self._refuses = True
         _refusing[id(self)] = self._reference
         torch_optimizer._global_optimizer_pre_hooks[_KEY] = _refuse_strays
+        setattr(torch, _UNSCALE, _refuse_stray_unscale)
 
     def _end_to_refuse_steps(self) -> None:
         self._refuses = False
         _refusing.pop(id(self), None)
         if not _refusing:
             torch_optimizer._global_optimizer_pre_hooks.pop(_KEY, None)
+            setattr(torch, _UNSCALE, _unscale_kernel)
 
     def _window_opens(self) -> None:
         self._windows += 1
@@ -184,6 +203,7 @@ class _GradientWatch:
         self._windows = 0
         self.looks = False
         self._seen: list[tuple[Tensor | None, int]] = []
+        self._norm: float | None = None
         self._edited: str | None = None
         self._site: CallSite | None = None
         self._line: CallSite | None = None
@@ -206,6 +226,7 @@ class _GradientWatch:
         if self.looks:
             grads = list(map(_grad_of, self._slot.parameters()))
             self._seen = [(g, 0 if g is None else g._version) for g in grads]
+            self._norm = self._norm_of(grads)
             self._site = call_site()
 
     def before_step(self) -> None:
@@ -218,10 +239,10 @@ class _GradientWatch:
             return
         raise CallOrderError(
             f"gradients were edited between engine.backward() and engine.step() (first"
-            f" {self._edited!r}{_at(self._line)}), where they still carry the loss scale and the"
-            " size of the window. Delete that line: max_norm=... clips, engine.backward(loss) is"
-            " the only backward of a window, and `with engine.gradients():` gives the true"
-            " gradients to change."
+            f" {self._edited}{_at(self._line, 'most likely by')}), where they still carry the loss"
+            " scale and the size of the window. Delete that line: max_norm=... clips,"
+            " engine.backward(loss) is the only backward of a window, and `with"
+            " engine.gradients():` gives the true gradients to change."
         )
 
     def _compare(self) -> None:
@@ -232,9 +253,23 @@ class _GradientWatch:
             return  # a group was added, or all were cleared: others say so
         for p, (grad, version) in zip(parameters, self._seen, strict=True):
             if p.grad is not grad or (grad is not None and grad._version != version):
-                self._edited = self._slot.name_of(p)
-                self._line = line_between(self._site, call_site(), _EDITS)
-                return
+                self._edited = repr(self._slot.name_of(p))
+                break
+        else:
+            norm = self._norm_of([grad for grad, _ in self._seen])
+            if norm != self._norm and not (norm is None or math.isnan(norm)):
+                self._edited = "through .data"
+        if self._edited is not None:
+            self._line = line_between(self._site, call_site(), _EDITS)
+
+    def _norm_of(self, grads: Sequence[Tensor | None]) -> float | None:
+        """A write through ``grad.data`` counts no version; on a CPU the first windows see it."""
+        present = [grad for grad in grads if grad is not None]
+        if self._windows > _FIRST or not all(
+            grad.is_cpu and not grad.is_sparse for grad in present
+        ):
+            return None
+        return float(GradientNorm()(present)) if present else None
 
     def _is_harmless(self) -> bool:
         """Whether the gradients are the true ones already: no scale, and one mean loss."""
@@ -260,14 +295,29 @@ _EDITS = r"clip_grad|unscale_|\.grad\b|\.backward\(|_foreach_|zero_grad"
 _refusing: dict[int, weakref.ref[Surroundings]] = {}
 
 
+_UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
+_unscale_kernel: Any = getattr(torch, _UNSCALE)
+
+
 @leaves_gradients_alone
 def _refuse_strays(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for key, reference in list(_refusing.items()):
-        surroundings = reference()
+    for surroundings in _with_open_windows():
+        surroundings.refuse_step_of(optimizer)
+
+
+def _refuse_stray_unscale(grads: Sequence[Tensor], *arguments: Any) -> Any:
+    for surroundings in _with_open_windows():
+        surroundings.refuse_unscale_of(grads)
+    return _unscale_kernel(grads, *arguments)
+
+
+def _with_open_windows() -> list[Surroundings]:
+    """Of all engines; one that is gone, with its window, is dropped."""
+    found = [(key, reference()) for key, reference in list(_refusing.items())]
+    for key, surroundings in found:
         if surroundings is None:
-            del _refusing[key]  # an engine that is gone, with its window
-        else:
-            surroundings.refuse_step_of(optimizer)
+            del _refusing[key]
+    return [surroundings for _, surroundings in found if surroundings is not None]
 
 
 def _last_factor(loss: Tensor) -> Tensor | None:
@@ -295,5 +345,5 @@ def _refuse_scaled_loss(factor: Tensor) -> None:
                 )
 
 
-def _at(site: CallSite | None) -> str:
-    return "" if site is None else f", {site}"
+def _at(site: CallSite | None, how: str = "at") -> str:
+    return "" if site is None else f", {how} {site}"

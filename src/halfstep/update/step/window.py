@@ -24,6 +24,7 @@ class Window:
         nominal: The power of two that the losses were divided by in backward.
         metrics: Sums of the extra values.
         own_loss: Sum of the losses that the user scaled for a backward of their own.
+        own_backward_ran: Whether they did run it.
         has_gradients: Whether a parameter had a gradient after the last backward.
         true_gradients: Whether ``.grad`` holds unscaled, normalised gradients already.
     """
@@ -34,6 +35,7 @@ class Window:
     nominal: float = 1.0
     metrics: dict[str, Tensor] = field(default_factory=dict)
     own_loss: Tensor | None = None
+    own_backward_ran: bool = False
     has_gradients: bool = False
     true_gradients: bool = False
 
