@@ -179,6 +179,38 @@ def test_optimizer_that_raises_between_two_groups_is_put_back_at_a_later_step_to
     assert engine.train_step([x], lambda m, b: m(b).square().mean()).updated
 
 
+def test_options_of_groups_are_put_back_too_and_stay_the_same_tensors() -> None:
+    class Warms(SignMomentum):
+        """Keeps its rate in a tensor, counts in a list and in an attribute, then raises."""
+
+        count = 0
+
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                group["lr"].mul_(0.5)
+                group["history"].append(1)
+                group["extra"] = 1
+            self.count += 1
+            raise ValueError("after the options")
+
+    p = nn.Parameter(torch.ones(2))
+    rate = torch.tensor(0.25)
+    optimizer = Warms([p], lr=rate)  # type: ignore[arg-type]
+    optimizer.param_groups[0]["history"] = [0]
+    optimizer.count = 0
+    model = nn.Module()
+    model.p = p
+    engine = hs.Engine(model, optimizer, precision="fp32")
+    engine.backward(p.sum())
+    with pytest.raises(ValueError, match="after the options"):
+        engine.step()
+    (group,) = optimizer.param_groups
+    assert group["lr"] is rate
+    assert (float(rate), group["history"], optimizer.count) == (0.25, [0], 0)
+    assert "extra" not in group
+
+
 def test_one_of_two_optimizers_that_raises_puts_the_other_back_as_well() -> None:
     torch.manual_seed(0)
     models = {name: nn.Linear(3, 1) for name in ("kernel", "python")}

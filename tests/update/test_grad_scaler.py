@@ -333,6 +333,15 @@ def test_optimizer_that_scales_by_itself_steps_as_in_torch(
     assert weights == [wanted, wanted]
 
 
+def test_attributes_of_an_optimizer_that_scales_by_itself_are_gone_after_the_step() -> None:
+    p = Parameter(torch.ones(2))
+    optimizer = ReadsAttributes([p], lr=0.5)
+    scaler = hs.GradScaler("cpu")
+    scaler.scale(p.sum()).backward()
+    scaler.step(optimizer)
+    assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
+
+
 @pytest.mark.parametrize("unscales", [False, True])
 def test_grad_scale_of_the_user_is_multiplied_in_as_in_torch(unscales: bool) -> None:
     # closed form: gradients of 1 over 4, rate 1

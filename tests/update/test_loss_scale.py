@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -252,3 +253,14 @@ def test_scale_named_in_a_message_is_the_argument_that_was_given() -> None:
         hs.StaticLossScale(0.0)
     with pytest.raises(ValueError, match=r"^loss_scale must be positive"):
         as_loss_scale(0, "fp16")
+
+
+@pytest.mark.parametrize("scale", [2.0, 8.0])
+def test_state_at_a_bound_loads_without_a_word(
+    scale: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = hs.DynamicLossScale(4.0, min_scale=2.0, max_scale=8.0)
+    with caplog.at_level(logging.WARNING, "halfstep"):
+        here.load_state_dict({**here.state_dict(), "scale": scale})
+    assert float(here.value) == scale
+    assert not caplog.records
