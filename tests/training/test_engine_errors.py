@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -219,6 +220,17 @@ def test_state_with_another_kind_of_schedule_is_refused_and_changes_nothing() ->
     with pytest.raises(ValueError, match="saved with the schedule StepLR, this engine has None"):
         engine.load_state_dict(other.state_dict())
     assert differences(before, snapshot(engine)) == []
+
+
+def test_sparse_gradients_end_the_switch_to_the_fused_kernel_with_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = hs.Engine(model, optimizer, precision="fp32")
+    with caplog.at_level(logging.INFO, "halfstep"):
+        engine.train_step([torch.tensor([1])], lambda m, x: m(x).sum())
+    assert "SGD: not using the fused kernel, which takes no sparse gradient" in caplog.text
 
 
 @pytest.mark.parametrize("fuse", ["auto", False])

@@ -321,6 +321,21 @@ def test_schedule_that_the_loop_steps_as_well_is_refused_in_the_second_window(ki
         engine.backward(loss_of(model))
 
 
+def test_schedule_that_the_loop_steps_before_the_engine_does_is_refused_as_well() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    engine = hs.Engine(model, optimizer, precision="fp32", schedule=schedule)
+    for number in range(2):
+        engine.backward(loss_of(model))
+        if number == 1:
+            schedule.step()
+        engine.step()
+    with pytest.raises(hs.CallOrderError, match="stepped by the loop as well"):
+        engine.backward(loss_of(model))
+
+
 def test_schedule_that_is_loaded_or_stepped_before_training_is_left_alone() -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 4)

@@ -51,3 +51,9 @@ def test_skip_has_no_lost_updates() -> None:
 def test_record_with_lost_updates_survives_json() -> None:
     record = engine(torch.float32, 0.5).train_step([torch.ones(1, 8)], loss_fn).record
     assert hs.StepRecord.from_dict(record.to_dict()) == record
+
+
+def test_parameter_whose_gradient_is_zero_everywhere_has_lost_nothing() -> None:
+    made = engine(torch.float32, 0.5)
+    outcome = made.train_step([torch.zeros(2, 8)], loss_fn)
+    assert outcome.lost_updates == {"weight": 0.0}

@@ -224,3 +224,15 @@ def test_replay_draws_the_random_numbers_of_the_window() -> None:
     torch.manual_seed(27)
     found = diagnosis_of(engine.train_step([torch.ones(4, 8)], loss_fn))
     assert found.verdict == "never_finite"
+
+
+def test_infinite_loss_with_finite_gradients_is_no_reason_to_go_on_searching() -> None:
+    # the loss is inf at every scale by a constant; the gradients overflow at the first scale only
+    def loss_fn(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x).float().sum() * 2.0**110 + math.inf
+
+    model = nn.Linear(8, 1)
+    found = diagnosis_of(
+        make(model, "fp32", loss_scale=2.0**20).train_step([torch.ones(4, 8)], loss_fn)
+    )
+    assert (found.verdict, found.finite_at_scale) == ("scale_searching", 2.0**14)

@@ -93,3 +93,9 @@ def test_scale_that_fell_once_in_four_skips_is_not_called_fallen_four_times() ->
     held = ("non_finite", 65536.0, 65536.0)  # hysteresis=4: three skips without a back-off
     message = told(GOOD, held, held, held, ("non_finite", 65536.0, 32768.0))[-1]
     assert message is None or "fallen 4 times" not in message
+
+
+def test_scale_that_never_fell_at_the_start_is_said_not_to_fall() -> None:
+    *_, last = told(*[("non_finite", 8.0, 8.0)] * 4)
+    assert last is not None
+    assert "at a loss scale that does not fall (8)" in last

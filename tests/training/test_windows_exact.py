@@ -153,3 +153,13 @@ def test_scale_is_the_same_for_every_micro_batch_of_a_window() -> None:
     for _ in range(3):
         engine.train_step([(x[:3], y[:3]), (x[3:], y[3:])], loss_fn)
     assert seen == [2.0**8, 2.0**8, 2.0**9, 2.0**9, 2.0**10, 2.0**10]
+
+
+def test_true_gradients_of_an_empty_window_end_in_a_skip() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = hs.Engine(model, optimizer, precision="fp32", loss_scale=8.0)
+    engine.backward(hs.LossSum(model(torch.ones(2, 3)).sum() * 0, 0))
+    with engine.gradients() as grads:
+        assert all(not bool(grad.any()) for grad in grads.values())
+    assert engine.step().reason == "empty_window"

@@ -677,3 +677,8 @@ def test_new_scale_is_set_and_widens_the_bounds() -> None:
     assert scaler.get_scale() == 8.0
     with pytest.raises(ValueError, match="new_scale must be positive"):
         scaler.update(0.0)
+
+
+def test_bounds_without_a_word_are_those_of_the_documentation() -> None:
+    scaler = hs.GradScaler("cpu")
+    assert (scaler.min_scale, scaler.max_scale, scaler.get_scale()) == (1.0, 2.0**24, 2.0**16)

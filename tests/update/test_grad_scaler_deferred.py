@@ -160,3 +160,22 @@ def test_overflow_in_one_of_two_optimizers_lowers_the_scale_once() -> None:
     moved = [not torch.equal(b, params[0]) for b, (params, _) in zip(before, made, strict=True)]
     assert moved == [True, False]
     assert scaler.get_scale() == 2.0**9
+
+
+def test_momentum_that_only_some_parameters_have_is_not_left_to_the_kernel() -> None:
+    # oracle: torch's plain loop in float64
+    wide = [Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(2)]
+    narrow = [Parameter(torch.ones(2)) for _ in range(2)]
+    reference = torch.optim.SGD(wide, lr=0.1, momentum=0.9, foreach=False)
+    optimizer = torch.optim.SGD(narrow, lr=0.1, momentum=0.9, fused=True)
+    scaler = hs.GradScaler("cpu", init_scale=8.0)
+    for used in (1, 2, 2):
+        sum((p.sum() for p in wide[:used]), torch.zeros(())).backward()
+        reference.step()
+        reference.zero_grad()
+        scaler.scale(sum((p.sum() for p in narrow[:used]), torch.zeros(()))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    for p, q in zip(narrow, wide, strict=True):
+        assert (p.double() - q).abs().max() <= 8 * EPS

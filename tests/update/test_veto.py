@@ -171,3 +171,31 @@ def test_condition_of_a_window_of_sums_sees_its_mean_loss(road: type[OptimizerSl
     assert [outcome.reason for outcome in outcomes] == [None, None, "veto: large_mean"]
     assert [outcome.loss for outcome in outcomes] == seen
     assert [outcome.metrics for outcome in outcomes] == [{"correct": 0.5}] * 3
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("answers", [(True, True), (False, True), (True, False), (False, False)])
+def test_only_the_first_condition_that_holds_learns_that_it_did(
+    road: type[OptimizerSlot], answers: tuple[bool, bool]
+) -> None:
+    told: list[tuple[str, bool, bool]] = []
+
+    class Learns:
+        def __init__(self, name: str, answer: bool) -> None:
+            self.__name__ = name
+            self.answer = answer
+
+        def __call__(self, facts: hs.veto.Facts) -> bool:
+            return self.answer
+
+        def observe(self, facts: hs.veto.Facts, held: Tensor, updated: Tensor) -> None:
+            told.append((self.__name__, bool(held), bool(updated)))
+
+    p, update = make(road)
+    update.slots[0].vetoes = [Learns("first", answers[0]), Learns("second", answers[1])]
+    for _ in range(2):  # the first step makes the state, so that the host decides
+        told.clear()
+        step(p, update, 1.0).updated  # noqa: B018
+    updated = not any(answers)
+    first, second = answers[0], answers[1] and not answers[0]
+    assert told == [("first", first, updated), ("second", second, updated)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep.update.decision.clipping import Clip, check_clip, check_max_norm
+from halfstep.update.decision.clipping import Clip, check_max_norm
 from halfstep.update.decision.measured import Measured
 from halfstep.update.decision.veto import Condition
 from halfstep.update.loss_scale.base import LossScale, SkipsInARow
@@ -56,7 +56,6 @@ class OptimizerSlot:
         names: Mapping[int, str] | None = None,
         vetoes: Sequence[Condition] = (),
     ) -> None:
-        check_clip(clip, max_norm)
         if max_norm is not None:
             check_max_norm(max_norm)
         self.name = name
