@@ -45,9 +45,12 @@ ALLOWED_INSIDE = {
     "update/decision": {"optimizers"},
     "update/step": {"decision", "loss_scale", "optimizers"},
     "update/grad_scaler": {"decision", "loss_scale", "optimizers", "step"},
-    "training/engine": set(),
+    "training/window": set(),
+    "training/followers": set(),
+    "training/surroundings": {"window", "followers"},
+    "training/engine": {"window", "followers", "surroundings"},
     "training/checkpoint": {"engine"},
-    "training/run": {"engine", "checkpoint"},
+    "training/run": {"engine", "checkpoint", "window", "followers", "surroundings"},
 }
 
 

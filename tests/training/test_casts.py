@@ -79,7 +79,7 @@ def test_train_steps_see_the_updated_weights() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
 def test_compiled_model_does_not_keep_casts() -> None:
-    from halfstep.training.engine.weight_casts import _owns_its_weights
+    from halfstep.training.window.weight_casts import _owns_its_weights
 
     model = mlp()
     assert _owns_its_weights(model)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import halfstep as hs
-from halfstep.training.engine.buffers import BufferRollback
+from halfstep.training.followers.buffers import BufferRollback
 from snapshots import differences, snapshot
 
 EPS = torch.finfo(torch.float32).eps

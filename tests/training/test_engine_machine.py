@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import halfstep as hs
 from failing_operations import FailAt, out_of_memory
-from halfstep.training.engine import surroundings
+from halfstep.training.surroundings import left_over_lines as surroundings
 
 EPS = torch.finfo(torch.float32).eps
 LR, MOMENTUM, MAX_NORM, INTERVAL, DECAY = 0.05, 0.9, 0.7, 2, 0.8

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfstep as hs
-from halfstep.training.engine import surroundings
+from halfstep.training.surroundings import left_over_lines as surroundings
 from halfstep.update.optimizers.observers import leaves_gradients_alone
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))

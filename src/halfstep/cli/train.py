@@ -92,7 +92,7 @@ def train(
         from halfstep.tools.compare import FORMATS
         from halfstep.tools.compare import compare as run_each
         from halfstep.training import CheckpointFolder, fit, load_recipe
-        from halfstep.training.engine.processes import check_one_process
+        from halfstep.training.surroundings.processes import check_one_process
 
         check_one_process()
         console = stderr()

@@ -3,12 +3,12 @@
 from halfstep.training.checkpoint.file import load_checkpoint, save_checkpoint
 from halfstep.training.checkpoint.folder import CheckpointFolder
 from halfstep.training.engine.engine import Engine
-from halfstep.training.engine.loss import LossSum
-from halfstep.training.engine.schedule import TokenSchedule, warmup_cosine
-from halfstep.training.engine.windows import micro_batches
+from halfstep.training.followers.schedule import TokenSchedule, warmup_cosine
 from halfstep.training.run.fit import fit
 from halfstep.training.run.load_recipe import load_recipe
 from halfstep.training.run.recipe import Recipe
+from halfstep.training.window.loss import LossSum
+from halfstep.training.window.micro_batches import micro_batches
 
 __all__ = [
     "CheckpointFolder",

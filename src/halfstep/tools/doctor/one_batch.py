@@ -19,10 +19,10 @@ from halfstep.tracing.layers import first_tensor
 from halfstep.tracing.lineage import memory_of
 from halfstep.tracing.module_paths import parameter_path
 from halfstep.training import LossSum, Recipe
-from halfstep.training.engine.buffers import BufferRollback
-from halfstep.training.engine.loss import check_loss
+from halfstep.training.followers.buffers import BufferRollback
 from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.run.fit import to_device
+from halfstep.training.window.loss import check_loss
 from halfstep.update import power_of_two_near
 from halfstep.update.loss_scale.base import promote
 

@@ -16,9 +16,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from halfstep.precision import PolicyContext, PrecisionSetting, as_policy
 from halfstep.records import BadValueError, CallOrderError, ScaleCollapse
-from halfstep.training.engine.backward import ScaledBackward
-from halfstep.training.engine.followers import Followers, as_averaged
-from halfstep.training.engine.loss import LossSum
 from halfstep.training.engine.lost_updates import LostUpdates
 from halfstep.training.engine.names import (
     Names,
@@ -31,20 +28,23 @@ from halfstep.training.engine.names import (
     slots_to_step,
     the_only,
 )
-from halfstep.training.engine.processes import Processes
 from halfstep.training.engine.replay import Replay
-from halfstep.training.engine.schedule import Schedule
 from halfstep.training.engine.settings import (
     Limit,
     ScaleSetting,
     build_slots,
     schedules_for,
 )
-from halfstep.training.engine.setup_checks import check_models, check_optimizers
 from halfstep.training.engine.state import check_engine_state, engine_state, load_engine_state
-from halfstep.training.engine.surroundings import Surroundings
-from halfstep.training.engine.weight_casts import WeightCasts
-from halfstep.training.engine.windows import checked_window
+from halfstep.training.followers.followers import Followers, as_averaged
+from halfstep.training.followers.schedule import Schedule
+from halfstep.training.surroundings.left_over_lines import Surroundings
+from halfstep.training.surroundings.processes import Processes
+from halfstep.training.surroundings.setup_checks import check_models, check_optimizers
+from halfstep.training.window.backward import ScaledBackward
+from halfstep.training.window.loss import LossSum
+from halfstep.training.window.micro_batches import checked_window
+from halfstep.training.window.weight_casts import WeightCasts
 from halfstep.update import (
     Counters,
     Joint,

@@ -16,9 +16,9 @@ from halfstep.precision import Policy
 from halfstep.records import ScaleCollapse
 from halfstep.records.window_diagnosis import Verdict, WindowDiagnosis
 from halfstep.tracing import BadOp, find_first_bad_op
-from halfstep.training.engine.buffers import BufferRollback
-from halfstep.training.engine.loss import LossSum
+from halfstep.training.followers.buffers import BufferRollback
 from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.training.window.loss import LossSum
 from halfstep.update.loss_scale.base import promote
 from halfstep.update.optimizers.norm import GradientNorm
 

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from halfstep.precision import Policy
 from halfstep.training.engine.names import check_name, for_each
-from halfstep.training.engine.schedule import Schedule, check_schedule
+from halfstep.training.followers.schedule import Schedule, check_schedule
 from halfstep.update import Joint, LossScale, OptimizerSlot, as_loss_scale
 from halfstep.update.decision.clipping import Clip, check_clip
 from halfstep.update.decision.veto import checked_conditions

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from halfstep.records import BadValueError
-from halfstep.training.engine.backward import ScaledBackward
-from halfstep.training.engine.followers import Followers
+from halfstep.training.followers.followers import Followers
+from halfstep.training.window.backward import ScaledBackward
 from halfstep.update import Counters, LossScale, OptimizerSlot, Update
 
 _KEYS = {"counters", "emas", "format", "loss_scales", "nominal", "optimizers", "schedules"}

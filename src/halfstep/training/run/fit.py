@@ -25,12 +25,12 @@ from halfstep.records import (
 )
 from halfstep.training.checkpoint.folder import CheckpointFolder, resume_run
 from halfstep.training.engine.engine import Engine
-from halfstep.training.engine.processes import check_one_process
 from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.run.build import build_engine, state_checksum
 from halfstep.training.run.recipe import Recipe
 from halfstep.training.run.scale_trend import ScaleTrend
 from halfstep.training.run.zero_gradients import ZeroGradients
+from halfstep.training.surroundings.processes import check_one_process
 from halfstep.update import StepOutcome
 from halfstep.update.readback import Readback
 

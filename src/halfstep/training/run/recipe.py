@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.records import BadTypeError
-from halfstep.training.engine.loss import LossSum
-from halfstep.training.engine.schedule import Schedule
+from halfstep.training.followers.schedule import Schedule
+from halfstep.training.window.loss import LossSum
 
 
 @dataclass(frozen=True)

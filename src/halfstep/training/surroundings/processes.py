@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
-from halfstep.training.engine.loss import LossSum
-from halfstep.training.engine.schedule import Schedule, TokenSchedule
+from halfstep.training.followers.schedule import Schedule, TokenSchedule
+from halfstep.training.window.loss import LossSum
 from halfstep.update import OptimizerSlot
 from halfstep.update.decision.veto import Condition, NormSpike, checked_conditions, name_of
 from halfstep.update.optimizers.sharded import is_sharded, num_processes, sharded_error

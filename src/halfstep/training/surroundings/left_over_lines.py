@@ -22,13 +22,13 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from halfstep.records import BadValueError, CallOrderError
-from halfstep.training.engine.call_site import CallSite, call_site, line_between
-from halfstep.training.engine.loss import LossSum
-from halfstep.training.engine.setup_checks import (
+from halfstep.training.call_site import CallSite, call_site, line_between
+from halfstep.training.surroundings.setup_checks import (
     refuse_fp16_parameters,
     trainable_outside,
     warn_of_bf16_parameters,
 )
+from halfstep.training.window.loss import LossSum
 from halfstep.update import NoLossScale, OptimizerSlot
 from halfstep.update.optimizers.norm import GradientNorm
 from halfstep.update.optimizers.observers import leaves_gradients_alone

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
-from halfstep.training.engine.loss import LossSum, check_loss
-from halfstep.training.engine.parameter_hooks import ParameterHooks
+from halfstep.training.window.loss import LossSum, check_loss
+from halfstep.training.window.parameter_hooks import ParameterHooks
 from halfstep.update import LossScale, OptimizerSlot, Window, power_of_two_near
 from halfstep.update.loss_scale.base import promote
 from halfstep.update.optimizers.gradients import values_of

@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
-from halfstep.training.engine.buffers import BufferRollback
-from halfstep.training.engine.call_site import call_of
-from halfstep.training.engine.schedule import (
+from halfstep.training.call_site import call_of
+from halfstep.training.followers.buffers import BufferRollback
+from halfstep.training.followers.schedule import (
     Schedule,
     ScheduleWatch,
     TokenSchedule,
