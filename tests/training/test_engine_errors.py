@@ -229,8 +229,11 @@ def test_sparse_gradients_end_the_switch_to_the_fused_kernel_with_a_word(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     engine = hs.Engine(model, optimizer, precision="fp32")
     with caplog.at_level(logging.INFO, "halfstep"):
-        engine.train_step([torch.tensor([1])], lambda m, x: m(x).sum())
-    assert "SGD: not using the fused kernel, which takes no sparse gradient" in caplog.text
+        for _ in range(3):
+            engine.train_step([torch.tensor([1])], lambda m, x: m(x).sum())
+    assert [r.message for r in caplog.records if "fused kernel" in r.message] == [
+        "SGD: not using the fused kernel, which takes no sparse gradient"
+    ]
 
 
 @pytest.mark.parametrize("fuse", ["auto", False])
@@ -337,3 +340,13 @@ def test_gradients_mapping_cannot_be_assigned_to() -> None:
     engine.backward(out(model).mean())
     with engine.gradients() as grads, pytest.raises(TypeError, match="item assignment"):
         grads["0.weight"] = torch.zeros(1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("count", "names"), [(3, "0, 1, 2"), (4, "0, 1, 2, ...")])
+def test_parameters_without_a_gradient_are_named_three_at_most(count: int, names: str) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(count)])
+    engine = hs.Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="fp32")
+    loss = torch.zeros((), requires_grad=True)
+    engine.backward(loss)
+    with pytest.raises(hs.CallOrderError, match=rf"\({names}\)".replace(".", r"\.")):
+        engine.step()

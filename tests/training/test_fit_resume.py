@@ -86,3 +86,10 @@ def test_checkpoint_folder_with_settings_that_cannot_be_is_refused(tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot make the folder"):
         hs.CheckpointFolder(tmp_path / "file" / "inside", 1)
+
+
+def test_folder_keeps_three_checkpoints_unless_told_otherwise(tmp_path: Path) -> None:
+    hs.fit(RECIPE, precision="fp32", steps=5, checkpoints=hs.CheckpointFolder(tmp_path, 1))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        f"step-{number:08d}.pt" for number in (3, 4, 5)
+    ]

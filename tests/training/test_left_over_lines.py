@@ -432,6 +432,14 @@ def test_cast_to_fp16_after_the_engine_was_made_is_refused_whenever_it_comes() -
         assert unchanged(model, before)
 
 
+def test_model_on_another_kind_of_device_is_refused() -> None:
+    model, _, engine = make("fp32")
+    loss = loss_of(model)
+    model.to("meta")
+    with pytest.raises(hs.BadValueError, match=r"parameter '0\.weight' has moved away from cpu"):
+        engine.backward(loss)
+
+
 def test_cast_to_bf16_after_the_engine_was_made_is_said(caplog: pytest.LogCaptureFixture) -> None:
     model, _, engine = make("fp32")
     model.bfloat16()

@@ -92,3 +92,11 @@ def test_state_of_a_run_that_fell_back_goes_on_in_the_other_format() -> None:
 def test_setting_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="on_collapse must be 'raise', 'bf16' or 'fp32'"):
         make(on_collapse="tf32")
+
+
+def test_state_of_a_run_that_goes_on_in_fp16_does_not_make_another_fall_back() -> None:
+    state = make(on_collapse="bf16")[1].state_dict()
+    engine = make(on_collapse="bf16")[1]
+    engine.load_state_dict(state)
+    assert engine.policy.format == "fp16"
+    assert isinstance(engine.loss_scale, hs.DynamicLossScale)

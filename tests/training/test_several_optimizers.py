@@ -653,3 +653,21 @@ def test_checkpoint_that_does_not_fit_changes_nothing(
         hs.load_checkpoint(tmp_path / "gan.pt", engine)
     after = snapshot(*models.values(), *engine.optimizers.values(), engine)
     assert differences(before, after) == []
+
+
+@pytest.mark.parametrize("as_sum", [True, False])
+def test_divisor_of_a_joint_step_is_the_sum_over_its_windows(as_sum: bool) -> None:
+    engine = make()
+
+    def loss(models: Any, name: str, count: int) -> Any:
+        total = models[name](noise()[:count]).float().sum()
+        return hs.LossSum(total, count) if as_sum else total / count
+
+    engine.backward(loss(engine.models, "generator", 3), "generator")
+    engine.backward(
+        hs.LossSum(engine.models["discriminator"](torch.ones(5, 2)).sum(), 5)
+        if as_sum
+        else engine.models["discriminator"](torch.ones(5, 2)).mean(),
+        "discriminator",
+    )
+    assert engine.step().divisor == (8 if as_sum else None)

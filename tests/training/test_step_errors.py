@@ -369,6 +369,8 @@ def test_outcome_whose_commit_raised_commits_once_and_raises_again() -> None:
         raise ValueError("in a follower")
 
     outcome = hs.StepOutcome(make_record)
+    with pytest.raises(ValueError, match="in a follower"):
+        outcome.settle()
     for _ in range(2):
         with pytest.raises(ValueError, match="in a follower"):
             outcome.updated  # noqa: B018

@@ -94,3 +94,32 @@ def test_validate_sees_the_first_and_the_last_weights() -> None:
     assert isinstance(fresh, nn.Sequential)
     assert run.initial_validation["validation"] == float(fresh[0].weight.detach().sum())
     assert run.validation != run.initial_validation
+
+
+def test_validation_of_an_average_has_a_name_of_its_own() -> None:
+    recipe = hs.Recipe(
+        "averaged",
+        lambda: torch.nn.Linear(4, 1),
+        lambda model, batch: model(batch).float().mean(),
+        lambda: [torch.ones(2, 4)],
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        validate=lambda model: {"bias": float(model.bias)},
+        ema=0.5,
+    )
+    run = hs.fit(recipe, precision="fp32", steps=2, device="cpu")
+    # closed form: the bias falls by 0.1 twice; the average is its first value after step 1, then
+    # the mean of both
+    assert run.validation.keys() == {"bias", "averaged_bias"}
+    assert run.validation["averaged_bias"] - run.validation["bias"] == pytest.approx(0.05)
+
+
+def test_fit_on_the_meta_device_is_refused() -> None:
+    recipe = hs.Recipe(
+        "meta",
+        lambda: torch.nn.Linear(4, 1),
+        lambda model, batch: model(batch).float().mean(),
+        lambda: [torch.ones(2, 4)],
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    with pytest.raises(hs.BadValueError, match="cannot use device 'meta': it holds no numbers"):
+        hs.fit(recipe, precision="fp32", steps=1, device="meta")

@@ -191,3 +191,20 @@ def test_undecided_steps_of_two_optimizers_equal_decided_ones(overflow: str) -> 
             assert left.clip_coef == pytest.approx(right.clip_coef, rel=8 * EPS)
     for host_weight, device_weight in zip(*weights, strict=True):
         assert torch.allclose(host_weight, device_weight, rtol=16 * EPS, atol=16 * EPS)
+
+
+@pytest.mark.parametrize("kind", [OptimizerSlot, DeviceLane])
+def test_empty_window_of_one_optimizer_does_not_stop_the_other(kind: type[OptimizerSlot]) -> None:
+    params, update = make_two(kind, "together")
+    for divisors in [(2.0, 2.0), (0.0, 2.0), (2.0, 2.0)]:
+        for slot, divisor in zip(update.slots, divisors, strict=True):
+            for p in slot.parameters():
+                p.grad = torch.ones_like(p)
+            slot.window = Window()
+            slot.window.add(torch.tensor(1.0), divisor, {})
+        before = [p.detach().clone() for p in params]
+        parts = list(update.run(update.slots).per_optimizer.values())
+        assert [r.reason for r in parts] == ["empty_window" if d == 0 else None for d in divisors]
+        moved = [not torch.equal(p, b) for p, b in zip(params, before, strict=True)]
+        owners = [any(p is q for q in update.slots[1].parameters()) for p in params]
+        assert moved == [is_second or divisors[0] > 0 for is_second in owners]

@@ -682,3 +682,58 @@ def test_new_scale_is_set_and_widens_the_bounds() -> None:
 def test_bounds_without_a_word_are_those_of_the_documentation() -> None:
     scaler = hs.GradScaler("cpu")
     assert (scaler.min_scale, scaler.max_scale, scaler.get_scale()) == (1.0, 2.0**24, 2.0**16)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_clip_at_a_limit_that_cannot_be_is_refused(max_norm: float, enabled: bool) -> None:
+    p = Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    scaler = hs.GradScaler("cpu", enabled=enabled)
+    scaler.scale(p.sum()).backward()
+    with pytest.raises(hs.BadValueError, match="max_norm must be > 0"):
+        scaler.clip_grad_norm_(optimizer, max_norm)
+
+
+def test_outcome_of_the_scaler_has_no_divisor() -> None:
+    p = Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    scaler = hs.GradScaler("cpu")
+    scaler.scale(p.sum()).backward()
+    scaler.step(optimizer)
+    assert scaler.last_outcome is not None
+    assert scaler.last_outcome.divisor is None
+
+
+def test_transposed_gradient_under_a_fused_subclass_hits_the_right_weights() -> None:
+    # torch's fused CPU kernels walk both tensors as flat memory; oracle: float64, one SGD step
+    class Own(torch.optim.SGD):
+        pass
+
+    p = Parameter(torch.zeros(2, 3))
+    optimizer = Own([p], lr=1.0, fused=True)
+    scaler = hs.GradScaler("cpu", init_scale=8.0)
+    wanted = torch.arange(6.0).view(2, 3)
+    for _ in range(2):  # the second time the state is there
+        p.data.zero_()
+        scaler.scale(p.sum()).backward()
+        p.grad = (wanted * 8).t().contiguous().t()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(p.detach(), -wanted)
+
+
+def test_optimizer_that_takes_the_scaler_and_finds_nothing_has_updated() -> None:
+    class Trusts(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure: Any = None, grad_scaler: Any = None) -> Any:  # type: ignore[override]
+            return super().step()
+
+    p = Parameter(torch.ones(2))
+    scaler = hs.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(p.sum()).backward()
+    with pytest.warns(FutureWarning, match="stop passing itself"):
+        scaler.step(Trusts([p], lr=0.5))
+    assert scaler.last_outcome is not None
+    assert scaler.last_outcome.updated
