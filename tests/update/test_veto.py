@@ -181,9 +181,9 @@ def test_only_the_first_condition_that_holds_learns_that_it_did(
     told: list[tuple[str, bool, bool]] = []
 
     class Learns:
-        def __init__(self, name: str, answer: bool) -> None:
+        def __init__(self, name: str) -> None:
             self.__name__ = name
-            self.answer = answer
+            self.answer = False
 
         def __call__(self, facts: hs.veto.Facts) -> bool:
             return self.answer
@@ -192,10 +192,13 @@ def test_only_the_first_condition_that_holds_learns_that_it_did(
             told.append((self.__name__, bool(held), bool(updated)))
 
     p, update = make(road)
-    update.slots[0].vetoes = [Learns("first", answers[0]), Learns("second", answers[1])]
-    for _ in range(2):  # the first step makes the state, so that the host decides
-        told.clear()
-        step(p, update, 1.0).updated  # noqa: B018
+    conditions = [Learns("first"), Learns("second")]
+    update.slots[0].vetoes = list(conditions)
+    assert step(p, update, 1.0).updated  # makes the state, without which the host decides
+    told.clear()
+    for condition, answer in zip(conditions, answers, strict=True):
+        condition.answer = answer
+    step(p, update, 1.0).updated  # noqa: B018
     updated = not any(answers)
     first, second = answers[0], answers[1] and not answers[0]
     assert told == [("first", first, updated), ("second", second, updated)]
