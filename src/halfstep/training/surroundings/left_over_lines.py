@@ -66,7 +66,7 @@ class Surroundings:
             for name, model in models.items()
             if any(p.dtype is torch.bfloat16 for p in model.parameters() if p.requires_grad)
         }
-        self._in_backward: list[OptimizerSlot] = []
+        self._in_backward: Sequence[OptimizerSlot] = ()
         self._refuses = False
         self._reference = weakref.ref(self)
 
@@ -77,25 +77,25 @@ class Surroundings:
             BadValueError: The model was cast to FP16 or moved to another kind of device.
             CallOrderError: The loss carries a torch ``GradScaler``'s scale already.
         """
-        if any(not slot.window.num_micro_batches for slot in slots):
+        if not slots[0].window.micro_batches:
             self._window_opens()
         for slot in slots:
             self._watches[slot].before_backward()
         total = loss.total if isinstance(loss, LossSum) else loss
-        if isinstance(total, Tensor) and self._watches[slots[0]].looks:
+        if self._watches[slots[0]].looks and isinstance(total, Tensor):
             factor = _last_factor(total)
             if factor is not None:
                 if self._windows <= _FIRST:
                     _refuse_scaled_loss(factor)
                 for slot in slots:
                     self._watches[slot].note_factor(factor)
-        self._in_backward = list(slots)
+        self._in_backward = slots
         if not self._refuses:
             self._begin_to_refuse_steps()
 
     def after_backward(self, slots: Sequence[OptimizerSlot]) -> None:
         """Remember the gradients as backward has left them."""
-        self._in_backward = []
+        self._in_backward = ()
         for slot in slots:
             self._watches[slot].after_backward()
 
@@ -118,10 +118,13 @@ class Surroundings:
 
     def windows_close(self) -> None:
         """Drop what belongs to no optimizer, once no window is open any more."""
-        self._in_backward = []
-        if not any(slot.window.is_open for slot in self._slots):
-            for p in self._to_clear:
-                p.grad = None
+        self._in_backward = ()
+        for slot in self._slots:
+            if slot.window.is_open:
+                return
+        for p in self._to_clear:
+            p.grad = None
+        if self._refuses:
             self._end_to_refuse_steps()
 
     def refuse_step_of(self, optimizer: Optimizer) -> None:
@@ -177,7 +180,8 @@ class Surroundings:
         self._windows += 1
         if self._windows <= _FIRST or self._windows % _EVERY == 0:
             self._look_at_parameters()
-        self._to_clear = [p for p in self._outside if p.grad is None]
+        if self._outside:
+            self._to_clear = [p for p in self._outside if p.grad is None]
 
     def _look_at_parameters(self) -> None:
         for name, model in self._models.items():
@@ -211,10 +215,11 @@ class _GradientWatch:
         self._warned = False
 
     def before_backward(self) -> None:
-        if not self._slot.window.num_micro_batches:
+        if not self._slot.window.micro_batches:
             self._windows += 1
+            if self.looks:  # in the window before
+                self._seen, self._edited, self._line, self._factors = [], None, None, []
             self.looks = self._windows <= _FIRST or self._windows % _EVERY == 0
-            self._seen, self._edited, self._line, self._factors = [], None, None, []
         elif self.looks:
             self._compare()
 
