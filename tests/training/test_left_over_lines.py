@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfstep as hs
+from halfstep.training.call_site import call_site
 from halfstep.training.surroundings import left_over_lines as surroundings
 from halfstep.update.optimizers.observers import leaves_gradients_alone
 
@@ -493,3 +494,11 @@ def test_gradients_of_a_parameter_outside_every_optimizer_are_dropped_with_the_w
     before = model["b"].weight.item()
     engine.step()
     assert before - model["b"].weight.item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("module", [torch, hs], ids=["torch", "halfstep"])
+def test_folder_whose_name_only_begins_like_a_library_is_the_users(module: Any) -> None:
+    path = f"{module.__path__[0]}_experiments/train.py"
+    found: dict[str, Any] = {"call_site": call_site}
+    exec(compile("site = call_site()", path, "exec"), found)
+    assert (found["site"].path, found["site"].line) == (path, 1)

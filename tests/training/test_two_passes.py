@@ -186,3 +186,11 @@ def test_scale_that_is_shared_stays_while_an_own_window_is_open() -> None:
     before = models["a"].weight.detach().clone()
     engine.step("a")
     assert (before - models["a"].weight).tolist() == [[pytest.approx(1.0)] * 2]
+
+
+def test_losses_of_steps_that_are_over_are_forgotten() -> None:
+    model, engine = make(4.0)
+    for _ in range(5):
+        engine.scale(model(X).mean()).backward()
+        engine.step()
+    assert engine._backward._scaled == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 
 import halfstep
 
-_OURS = tuple(str(Path(module.__path__[0])) for module in (halfstep, torch))
+_OURS = tuple(str(Path(module.__path__[0])) + os.sep for module in (halfstep, torch))
 _NEAR = 40  # lines
 
 

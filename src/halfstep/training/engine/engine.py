@@ -390,7 +390,8 @@ class Engine:
 
         Raises:
             What `backward` and `step` raise. After an exception, the user's too, the window is
-            dropped and nothing has moved; windows of other optimizers stay open.
+            dropped and either everything of the step has happened or nothing has; windows of other
+            optimizers stay open.
         """
         batches = checked_window(window)
         slots = named_slots(self._update.slots, optimizers)

@@ -31,7 +31,7 @@ class ScaledBackward:
             under the policy.
 
     Attributes:
-        has_own: Whether losses were scaled for a backward of the user's own since the last step.
+        has_own: Whether losses were ever scaled for a backward of the user's own.
         nominal: The power of two near the first divisor of the run, by which sums are divided in
             backward so that FP16 keeps its range; 0 before the first `LossSum`.
     """
@@ -87,7 +87,9 @@ class ScaledBackward:
 
         def unit() -> float | Tensor:
             """What the gradients of this micro-batch carry; those of its own mean loss are true."""
-            return scale.value if not divisor else scale.value * (divisor / nominal)
+            if isinstance(divisor, Tensor):  # on a device, where asking for its value would wait
+                return scale.value * torch.where(divisor == 0, 1.0, divisor / nominal)
+            return scale.value * (divisor / nominal) if divisor else scale.value
 
         with self._context(), self._hooks.see_true_gradients(unit):
             normalised = scalar if divisor is None else scalar / nominal
@@ -137,6 +139,7 @@ class ScaledBackward:
 
     def count_own(self, slots: Sequence[OptimizerSlot]) -> None:
         """Make a window of the gradients that the user's own backward has left, if it has."""
+        self._scaled.clear()
         for slot in slots:
             window = slot.window
             if window.own_loss is None or window.num_micro_batches:
