@@ -1,26 +1,34 @@
 """The whole training step, forward to schedule: stock loops and halfstep, interleaved.
 
-    python benchmarks/loop.py            # two models, about two minutes
+    python benchmarks/loop.py            # three models, about five minutes
     python benchmarks/loop.py --quick    # few rounds, nothing written
 
-A BF16 MLP with fused AdamW, clipping and a LambdaLR. Every round runs each way once, in an order
-that is drawn anew, and the table shows medians and quartiles of the ratios *within* a round to a
-stock loop without a scaler.
+A BF16 MLP with fused AdamW, clipping and a LambdaLR. Every way to make a step has a process of its
+own, as a training run has, and the processes take turns: in a round each makes fifty steps, in an
+order that is drawn anew, while the others sleep. The table shows medians and quartiles of the
+ratios *within* a round to a stock loop without a scaler, over three generations of processes.
+
+In one process, six models with their gradients share a heap, and how often its top is given back to
+the system and faulted in again decides more than the code does; the page faults per step stand in
+the last column.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from datetime import date
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,31 +41,45 @@ from update import (  # type: ignore[import-not-found]  # the script beside this
     quartiles,
 )
 
-WIDTH, BATCH, MAX_NORM = 256, 64, 1.0
-MODELS = {"8 tensors": 4, "60 tensors": 30}  # layers, each a weight and a bias
+BATCH, MAX_NORM = 64, 1.0
+STEPS = 50  # of a process in a round
 Step = Callable[[], object]
+
+
+class Size(NamedTuple):
+    """Of an MLP: linear layers, each a weight and a bias, and their width."""
+
+    layers: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{2 * self.layers} tensors of {self.width}"
+
+
+SIZES = {Size(4, 256): 40, Size(4, 512): 20, Size(30, 256): 10}  # rounds
 
 
 class Training:
     """One model with its optimizer, schedule and batch."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, size: Size) -> None:
+        layers, width = size
         torch.manual_seed(0)
         parts: list[nn.Module] = []
         for _ in range(layers):
-            parts += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+            parts += [nn.Linear(width, width), nn.ReLU()]
         self.model = nn.Sequential(*parts)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
-        self.x, self.y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+        self.x, self.y = torch.randn(BATCH, width), torch.randn(BATCH, width)
 
     def loss(self) -> torch.Tensor:
         return F.mse_loss(self.model(self.x).float(), self.y)
 
 
-def stock(layers: int) -> Step:
+def stock(size: Size) -> Step:
     """No scaler: what one writes for BF16."""
-    t = Training(layers)
+    t = Training(size)
 
     def step() -> None:
         t.optimizer.zero_grad()
@@ -71,9 +93,9 @@ def stock(layers: int) -> Step:
     return step
 
 
-def scaled(layers: int, scaler: Any, own_clip: bool = False) -> Step:
+def scaled(size: Size, scaler: Any, own_clip: bool = False) -> Step:
     """The stock sequence with a scaler."""
-    t = Training(layers)
+    t = Training(size)
 
     def step() -> None:
         t.optimizer.zero_grad()
@@ -96,8 +118,8 @@ def engine_of(t: Training) -> hs.Engine:
     return hs.Engine(t.model, t.optimizer, precision="bf16", max_norm=MAX_NORM, schedule=t.schedule)
 
 
-def by_hand(layers: int) -> Step:
-    t = Training(layers)
+def by_hand(size: Size) -> Step:
+    t = Training(size)
     engine = engine_of(t)
 
     def step() -> None:
@@ -109,40 +131,79 @@ def by_hand(layers: int) -> Step:
     return step
 
 
-def train_step(layers: int) -> Step:
-    t = Training(layers)
+def train_step(size: Size) -> Step:
+    t = Training(size)
     engine = engine_of(t)
     return lambda: engine.train_step([None], lambda model, batch: t.loss())
 
 
-def ways(layers: int) -> dict[str, Step]:
-    """Every way to make a step, each over a model of its own."""
-    return {
-        "stock": stock(layers),
-        "halfstep by hand": by_hand(layers),
-        "halfstep train_step": train_step(layers),
-        "torch GradScaler": scaled(layers, torch.amp.GradScaler("cpu", init_scale=2.0**10)),
-        "halfstep GradScaler": scaled(layers, hs.GradScaler("cpu", init_scale=2.0**10)),
-        "halfstep GradScaler, its clip": scaled(
-            layers, hs.GradScaler("cpu", init_scale=2.0**10), own_clip=True
-        ),
-    }
+WAYS: dict[str, Callable[[Size], Step]] = {
+    "stock": stock,
+    "halfstep by hand": by_hand,
+    "halfstep train_step": train_step,
+    "torch GradScaler": lambda size: scaled(size, torch.amp.GradScaler("cpu", init_scale=2.0**10)),
+    "halfstep GradScaler": lambda size: scaled(size, hs.GradScaler("cpu", init_scale=2.0**10)),
+    "halfstep GradScaler, its clip": lambda size: scaled(
+        size, hs.GradScaler("cpu", init_scale=2.0**10), own_clip=True
+    ),
+}
 
 
-def measure(layers: int, rounds: int) -> dict[str, Any]:
-    """Ratios to the stock loop, and of the two scalers to each other."""
-    steps = ways(layers)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    order = list(steps)
-    shuffle = random.Random(0).shuffle
-    for turn in range(rounds + 5):
+def serve(name: str, size: Size, asked: Connection) -> None:
+    """Make as many steps as asked for, and answer with the seconds and page faults they took."""
+    step = WAYS[name](size)
+    while count := asked.recv():
+        step()  # wakes the threads
+        faults, start = page_faults(), time.perf_counter()
+        for _ in range(count):
+            step()
+        asked.send((time.perf_counter() - start, page_faults() - faults))
+
+
+def page_faults() -> int:
+    """Of this process, those that read nothing from the disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+Rounds = dict[str, list[tuple[float, float]]]
+
+
+def generation(size: Size, rounds: int, seed: int) -> Rounds:
+    """Seconds and page faults per step of every way, round by round, each in a new process."""
+    context = multiprocessing.get_context("spawn")
+    ends, processes = {}, []
+    for name in WAYS:
+        ends[name], other = context.Pipe()
+        processes.append(context.Process(target=serve, args=(name, size, other), daemon=True))
+        processes[-1].start()
+    found: Rounds = {name: [] for name in WAYS}
+    order = list(WAYS)
+    shuffle = random.Random(seed).shuffle
+    for turn in range(rounds + 2):
         shuffle(order)
         for name in order:
-            start = time.perf_counter()
-            steps[name]()
-            if turn >= 5:
-                times[name].append(time.perf_counter() - start)
+            ends[name].send(STEPS)
+            seconds, faults = ends[name].recv()
+            if turn >= 2:
+                found[name].append((seconds / STEPS, faults / STEPS))
+    for end, process in zip(ends.values(), processes, strict=True):
+        end.send(0)
+        process.join()
+    return found
+
+
+def measure(size: Size, rounds: int, generations: int) -> dict[str, Any]:
+    """Ratios to the stock loop, and of the two scalers to each other."""
+    every: Rounds = {name: [] for name in WAYS}
+    for seed in range(generations):
+        for name, pairs in generation(size, rounds, seed).items():
+            every[name] += pairs
+    times = {name: [seconds for seconds, _ in pairs] for name, pairs in every.items()}
     found: dict[str, Any] = {"stock_ms": round(statistics.median(times["stock"]) * 1e3, 3)}
+    found["page_faults"] = {
+        name: round(statistics.median(faults for _, faults in pairs), 1)
+        for name, pairs in every.items()
+    }
     for name, seconds in times.items():
         if name != "stock":
             found[f"{name} over stock"] = quartiles(seconds, times["stock"])
@@ -168,15 +229,16 @@ def main() -> None:
         "busy": round(busy, 3),
     }
     print(f"{results['cpu']}, {results['threads']} threads, torch {results['torch']}")
-    for title, layers in MODELS.items():
-        rounds = 10 if options.quick else 600 if layers < 10 else 200
-        row = measure(layers, rounds)
-        results[title] = row
-        print(f"\n{title} of {WIDTH} (stock {row['stock_ms']:.2f} ms)")
+    for size, rounds in SIZES.items():
+        quick = options.quick
+        row = measure(size, 2 if quick else rounds, generations=1 if quick else 3)
+        results[str(size)] = row
+        print(f"\n{size} (stock {row['stock_ms']:.2f} ms)")
         for key, value in row.items():
             if isinstance(value, list):
                 low, median, high = value
-                print(f"  {key:45} {median:6.3f}   [{low:.3f}, {high:.3f}]")
+                faults = row["page_faults"].get(key.removesuffix(" over stock"), "")
+                print(f"  {key:45} {median:6.3f}   [{low:.3f}, {high:.3f}]   {faults:>7}")
     if options.quick:
         return
     options.out.mkdir(parents=True, exist_ok=True)

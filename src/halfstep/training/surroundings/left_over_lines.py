@@ -3,7 +3,7 @@
 None of it is an engine's own call, and all of it would be silently wrong: a clip that acts on
 scaled gradients, an ``optimizer.step()`` that applies them. A look reads attributes of Python
 objects and runs no torch operation, except in the first windows on a CPU; the longer ones are
-taken in the first windows, and then in every 16th.
+taken in the first windows, and then in every 16th (gradients) or 64th (parameters of the model).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from halfstep.update.optimizers.observers import leaves_gradients_alone
 
 logger = logging.getLogger("halfstep")
 
-_FIRST, _EVERY = 3, 16  # windows
+_FIRST, _EVERY, _RARELY = 3, 16, 64  # windows
 _KEY: Any = "halfstep"  # of the one hook among torch's, whose keys are numbers
 
 _grad_of = operator.attrgetter("grad")
@@ -178,7 +178,7 @@ class Surroundings:
 
     def _window_opens(self) -> None:
         self._windows += 1
-        if self._windows <= _FIRST or self._windows % _EVERY == 0:
+        if self._windows <= _FIRST or self._windows % _RARELY == 0:
             self._look_at_parameters()
         if self._outside:
             self._to_clear = [p for p in self._outside if p.grad is None]
