@@ -91,7 +91,7 @@ def test_save_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     engine = build(("adamw", "default"), "fp32")
     hs.save_checkpoint(tmp_path / "run.pt", engine, extra={"a": 1})
     before = (tmp_path / "run.pt").read_bytes()
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(TypeError, match=r"extra\['a'\] is of the type function, which cannot be"):
         hs.save_checkpoint(tmp_path / "run.pt", engine, extra={"a": lambda: None})
     assert (tmp_path / "run.pt").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
@@ -256,7 +256,10 @@ def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     model = nn.Linear(3, 1)
     engine = hs.Engine(model, torch.optim.AdamW(model.parameters()), precision="fp32")
-    with pytest.raises(ValueError, match="is of another model or optimizer"):
+    with pytest.raises(
+        ValueError,
+        match="is of another model: weight is not in",
+    ):
         hs.load_checkpoint(tmp_path / "good.pt", engine)
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from halfstep.records import BadValueError
-from halfstep.training.checkpoint.fits import check_fits
+from halfstep.records import BadTypeError, BadValueError
+from halfstep.training.checkpoint.fits import optimizer_facts
+from halfstep.training.checkpoint.parts import NOT_ASKED_FOR, Load, LoadReport, chosen_parts
+from halfstep.training.checkpoint.plain import refuse_unloadable
 from halfstep.training.engine.engine import Engine
-from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.training.rng import rng_state
+
+logger = logging.getLogger("halfstep")
 
 _VERSION = 2
 _PARTS = ("model", "optimizer", "engine", "rng", "extra")
@@ -29,10 +35,12 @@ def save_checkpoint(
     Args:
         path: Where to.
         engine: Outside of an open window.
-        extra: Your own plain data and tensors (position in the data, epoch).
+        extra: Your own plain data and tensors by name (position in the data, epoch).
 
     Raises:
         CallOrderError: Inside an open window.
+        BadTypeError: An entry, of `extra` or of a state, that `load_checkpoint` could not load
+            again: NumPy scalars, paths, namespaces, objects. Nothing is written then.
         BadValueError: The folder cannot be written to.
 
     Syncs: yes.
@@ -48,14 +56,21 @@ def save_checkpoint(
         {'epoch': 3}
     """
     target = Path(path)
+    if extra is not None and not isinstance(extra, dict):
+        raise BadTypeError(f"extra must be a dict by name, got {type(extra).__name__}.")
+    state = engine.state_dict()  # first: it commits the previous step, whose rate is then in place
     content = {
         "halfstep_checkpoint": _VERSION,
         "model": {name: model.state_dict() for name, model in engine.models.items()},
         "optimizer": {name: opt.state_dict() for name, opt in engine.optimizers.items()},
-        "engine": engine.state_dict(),
+        "optimizer_facts": {
+            name: optimizer_facts(opt, engine.models) for name, opt in engine.optimizers.items()
+        },
+        "engine": state,
         "rng": rng_state(),
         "extra": extra or {},
     }
+    refuse_unloadable(content)
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
         for stale in target.parent.glob(f"{target.name}.tmp-*"):
@@ -76,32 +91,67 @@ def save_checkpoint(
         raise
 
 
-def load_checkpoint(path: str | Path, engine: Engine) -> dict[str, Any]:
-    """Restore everything that `save_checkpoint` wrote into an engine built the same way.
+class LoadedCheckpoint(dict[str, Any]):
+    """The `extra` of a checkpoint, with what was loaded beside it.
+
+    Attributes:
+        report: What was restored, and what was left as it was.
+    """
+
+    def __init__(self, extra: Mapping[str, Any], report: LoadReport) -> None:
+        super().__init__(extra)
+        self.report = report
+
+
+def load_checkpoint(
+    path: str | Path,
+    engine: Engine,
+    *,
+    parts: str | Collection[str] | None = None,
+    without: str | Collection[str] = (),
+    strict: bool = True,
+) -> LoadedCheckpoint:
+    """Restore what `save_checkpoint` wrote: everything, or the parts that are asked for.
+
+    The parts are ``"model"``, ``"optimizer"`` (its state and settings), ``"schedule"`` (with the
+    learning rates), ``"loss_scale"``, ``"average"``, ``"counters"`` (with the token clock and what
+    conditions have learnt) and ``"rng"``. A part that is not loaded stays as it is; an average that
+    is not loaded with the weights starts again from them.
+
+    Entries of the model are found with and without the prefixes of `torch.compile`
+    (``_orig_mod.``) and of wrappers (``module.``).
 
     Args:
         path: A file from `save_checkpoint`.
-        engine: With the model, optimizer, schedule, average and kind of loss scale of that run.
+        engine: With the model, optimizer, schedule, average and kind of loss scale of that run, as
+            far as they are loaded.
+        parts: Names of those to load; ``None`` for all. ``"model"`` loads the weights alone.
+        without: Names of those to leave out, ``without="loss_scale"`` from FP16 to BF16.
+        strict: ``False`` leaves out what does not fit, parts as well as entries of the model, and
+            logs each as a warning; ``True`` refuses it.
 
     Returns:
-        The `extra` that was saved.
+        The `extra` that was saved, a dict; its ``report`` says what was loaded.
 
     Raises:
-        BadValueError: No such file, a truncated or foreign one, one of another version, or one
-            whose parts do not fit the engine's. Nothing is changed then.
+        BadValueError: No such file, a truncated or foreign one, one of another version, one whose
+            parts do not fit the engine's, or an unknown part. Nothing is changed then.
 
     Syncs: yes.
     """
+    wanted = chosen_parts(parts, without)
     content = read_checkpoint(path)
-    check_fits(path, content, engine)
-    for name, model in engine.models.items():
-        model.load_state_dict(content["model"][name])
-    for name, optimizer in engine.optimizers.items():
-        optimizer.load_state_dict(content["optimizer"][name])
-    engine.load_state_dict(content["engine"])
-    set_rng_state(content["rng"])
-    extra: dict[str, Any] = content["extra"]
-    return extra
+    engine.settle()
+    try:
+        report = Load(content, engine, wanted, strict=strict).run()
+    except BadValueError as error:
+        raise BadValueError(
+            f"the checkpoint {str(path)!r} does not fit this engine: {error}"
+        ) from error.__cause__
+    for name, why in report.left_out.items():
+        if why != NOT_ASKED_FOR:
+            logger.warning("%s: %s was left out: %s", path, name, why)
+    return LoadedCheckpoint(content["extra"], report)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -118,12 +168,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadValueError(f"no checkpoint {str(path)!r}.") from None
     except Exception as error:  # torch.load raises anything on what is no checkpoint
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if "Weights only load failed" in reason:
-            reason = "it holds objects that only running its code could make; keep extra plain"
-        raise BadValueError(
-            f"{str(path)!r} is no whole checkpoint (truncated, or of something else): {reason}"
-        ) from error
+        raise BadValueError(f"{str(path)!r} is no whole checkpoint: {_reason(error)}.") from None
     if not isinstance(content, dict) or "halfstep_checkpoint" not in content:
         raise BadValueError(
             f"{str(path)!r} was not written by halfstep.save_checkpoint; load its parts with"
@@ -135,6 +180,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f" halfstep reads version {_VERSION}; load it with the version that wrote it."
         )
     return content
+
+
+def _reason(error: Exception) -> str:
+    """Why `torch.load` failed, without its paragraph."""
+    if isinstance(error, OSError):
+        return f"it cannot be read ({error.strerror})"
+    if "Unsupported" in str(error) or "GLOBAL" in str(error):
+        return "it holds objects that only running code from it could make"
+    return "it is truncated, or a file of another kind"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -35,7 +36,12 @@ from halfstep.training.engine.settings import (
     build_slots,
     schedules_for,
 )
-from halfstep.training.engine.state import check_engine_state, engine_state, load_engine_state
+from halfstep.training.engine.state import (
+    ENGINE_PARTS,
+    check_engine_state,
+    engine_state,
+    load_engine_state,
+)
 from halfstep.training.followers.followers import Followers, as_averaged
 from halfstep.training.followers.schedule import Schedule
 from halfstep.training.surroundings.left_over_lines import Surroundings
@@ -191,6 +197,7 @@ class Engine:
         self._backward = ScaledBackward(slots, self._around_backward)
         self._surroundings = Surroundings(self.models, slots, self.device)
         self._casts = WeightCasts(self.device.type, self.models.values())
+        _settle_before_states(self._update)
         self._argument = model  # what loss_fn gets
         self._on_collapse = on_collapse
         self._replays = diagnose == "on_skip"
@@ -247,6 +254,17 @@ class Engine:
         """Optimizer name to its own attempts, updates and consumed tokens."""
         self._update.settle()
         return {slot.name: slot.counters for slot in self._update.slots}
+
+    def settle(self) -> None:
+        """Commit the previous step, schedule and average included, if nobody has looked at it yet.
+
+        Only a fused optimizer on an accelerator leaves a step open. `save_checkpoint`, `state_dict`
+        of engine and optimizer, and every attribute that counts do it by themselves; call it before
+        you read the average.
+
+        Syncs: waits for that step.
+        """
+        self._update.settle()
 
     def _settled_counters(self) -> Counters:
         self._update.settle()
@@ -515,35 +533,41 @@ class Engine:
         self._update.settle()
         return engine_state(self.policy.format, self._update, self._backward, self._followers)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], *, parts: Collection[str] = ENGINE_PARTS
+    ) -> None:
         """Restore what `state_dict` returned; an open window is dropped.
 
         Args:
-            state: From an engine built the same way.
+            state: From an engine built the same way, as far as the parts go.
+            parts: Of ``"schedule"``, ``"loss_scale"``, ``"average"`` and ``"counters"``.
 
         Raises:
             BadValueError: The state is not an engine's, or was made with other optimizers,
                 another kind of schedule or loss scale. Nothing is changed then.
         """
-        self.check_state_dict(state)
-        if self._has_fallen_back(state):
+        self.check_state_dict(state, parts=parts)
+        if self._has_fallen_back(state) and "loss_scale" in parts:
             self._fall_back()
         self._update.settle()
         self.abort()
         self._update.weights_were_loaded()
-        load_engine_state(state, self._update, self._backward, self._followers)
+        load_engine_state(state, self._update, self._backward, self._followers, parts)
 
-    def check_state_dict(self, state: dict[str, Any]) -> None:
+    def check_state_dict(
+        self, state: dict[str, Any], *, parts: Collection[str] = ENGINE_PARTS
+    ) -> None:
         """Refuse a state that `load_state_dict` could not load; changes nothing.
 
         Args:
             state: As for `load_state_dict`.
+            parts: As there.
 
         Raises:
             BadValueError: As there.
         """
         falls_back = self._has_fallen_back(state)
-        check_engine_state(state, self._update, self._followers, falls_back)
+        check_engine_state(state, self._update, self._followers, falls_back, parts)
 
     def _around_backward(self) -> contextlib.AbstractContextManager[object]:
         """Outside autocast, and checkpoints recompute under the policy."""
@@ -563,3 +587,16 @@ class Engine:
         none = NoLossScale()
         for slot in self._update.slots:
             slot.use(none)
+
+
+def _settle_before_states(update: Update) -> None:
+    """Commit the previous step before an optimizer's state, its rate in it, is read or replaced."""
+    reference = weakref.ref(update)
+
+    def settle(*arguments: object) -> None:
+        if (living := reference()) is not None:
+            living.settle()
+
+    for slot in update.slots:
+        slot.optimizer.register_state_dict_pre_hook(settle)
+        slot.optimizer.register_load_state_dict_pre_hook(settle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from halfstep.records import BadValueError
@@ -12,6 +12,7 @@ from halfstep.training.followers.followers import Followers
 from halfstep.training.window.backward import ScaledBackward
 from halfstep.update import Counters, LossScale, OptimizerSlot, Update
 
+ENGINE_PARTS = ("schedule", "loss_scale", "average", "counters")
 _KEYS = {"counters", "emas", "format", "loss_scales", "nominal", "optimizers", "schedules"}
 
 
@@ -42,7 +43,11 @@ def engine_state(
 
 
 def check_engine_state(
-    state: dict[str, Any], update: Update, followers: Followers, falls_back: bool
+    state: dict[str, Any],
+    update: Update,
+    followers: Followers,
+    falls_back: bool,
+    parts: Collection[str],
 ) -> None:
     """Refuse a state that is not of an engine built the same way, before anything is changed.
 
@@ -50,40 +55,66 @@ def check_engine_state(
         state: From `engine_state`.
         update, followers: Of this engine.
         falls_back: Whether the engine gives up its loss scales first, as the run that wrote it did.
+        parts: Those of `ENGINE_PARTS` that will be loaded.
     """
-    if set(state) != _KEYS:
+    if unknown := sorted(set(parts) - set(ENGINE_PARTS)):
         raise BadValueError(
-            f"expected the state of an Engine with the keys {sorted(_KEYS)}, got"
-            f" {sorted(map(str, state))}."
+            f"the state of an engine has the parts {', '.join(ENGINE_PARTS)}, got {unknown[0]!r}."
         )
-    names, saved = sorted(slot.name for slot in update.slots), sorted(state["optimizers"])
-    models, averaged = sorted(followers.emas), sorted(state["emas"])
-    if (names, models) != (saved, averaged):
+    if not isinstance(state, Mapping) or set(state) != _KEYS:
+        came = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise BadValueError(
-            f"the state is of the optimizers {saved} and models {averaged}, this engine has"
-            f" {names} and {models}; build it with the same names."
+            f"expected the state of an Engine with the keys {sorted(_KEYS)}, got {came}."
         )
-    if not falls_back:
+    if set(parts) - {"average"}:
+        _check_names("optimizers", state["optimizers"], [slot.name for slot in update.slots])
+    if "average" in parts:
+        _check_names("models", state["emas"], followers.emas)
+        followers.check_averages(state)
+    if "loss_scale" in parts and not falls_back:
         _check_loss_scales(state, update.slots)
-    followers.check_state(state)
+    if "schedule" in parts:
+        followers.check_schedules(state)
+    if "counters" in parts:
+        for slot in update.slots:
+            slot.check_state(state["optimizers"][slot.name])
+
+
+def _check_names(kind: str, saved: Collection[str], here: Collection[str]) -> None:
+    if set(saved) != set(here):
+        raise BadValueError(
+            f"the state is of the {kind} {sorted(saved)}, this engine has {sorted(here)}; build it"
+            " with the same names."
+        )
 
 
 def load_engine_state(
-    state: dict[str, Any], update: Update, backward: ScaledBackward, followers: Followers
+    state: dict[str, Any],
+    update: Update,
+    backward: ScaledBackward,
+    followers: Followers,
+    parts: Collection[str],
 ) -> None:
     """Restore a checked state.
 
     Args:
         state: From `engine_state`.
         update, backward, followers: As there.
+        parts: As for `check_engine_state`.
     """
-    for slot in {id(slot.loss_scale): slot for slot in update.slots}.values():
-        slot.loss_scale.load_state_dict(state["loss_scales"][_scale_index(state, slot)])
-    update.counters = Counters(**state["counters"])
-    backward.nominal = state["nominal"]
-    for slot in update.slots:
-        slot.load_state_dict(state["optimizers"][slot.name])
-    followers.load_state_dict(state)
+    if "loss_scale" in parts:
+        for slot in {id(slot.loss_scale): slot for slot in update.slots}.values():
+            slot.loss_scale.load_state_dict(state["loss_scales"][_scale_index(state, slot)])
+    if "counters" in parts:
+        update.counters = Counters(**state["counters"])
+        backward.nominal = state["nominal"]
+        for slot in update.slots:
+            slot.load_state_dict(state["optimizers"][slot.name])
+    if "schedule" in parts:
+        followers.load_schedules(state)
+    followers.set_rates_by_clock()
+    if "average" in parts:
+        followers.load_averages(state)
 
 
 def loss_scales(slots: Sequence[OptimizerSlot]) -> list[LossScale]:

@@ -23,6 +23,7 @@ from halfstep.training.followers.schedule import (
     advance,
     schedule_state,
 )
+from halfstep.training.model_entries import ModelEntries, match_entries
 from halfstep.update import OptimizerSlot
 from halfstep.update.readback import Number
 
@@ -170,8 +171,8 @@ class Followers:
             "emas": {n: None if ema is None else ema.state_dict() for n, ema in self.emas.items()},
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state of other followers, before anything is changed."""
+    def check_schedules(self, state: dict[str, Any]) -> None:
+        """Refuse a state of other schedules, before anything is changed."""
         for name, schedule in self._schedules.items():
             saved, present = state["schedules"][name], schedule_state(schedule)
             saved_kind, kind = (s and s["kind"] for s in (saved, present))
@@ -180,6 +181,9 @@ class Followers:
                     f"the state was saved with the schedule {saved_kind}, this engine has {kind};"
                     " build the engine with the schedule of the run that wrote it."
                 )
+
+    def check_averages(self, state: dict[str, Any]) -> None:
+        """Refuse a state of other averages, before anything is changed."""
         for name, ema in self.emas.items():
             if (state["emas"][name] is None) != (ema is None):
                 was, now = ("with", "none") if ema is None else ("without", "one")
@@ -187,20 +191,33 @@ class Followers:
                     f"the state was saved {was} an average of the weights, this engine has {now};"
                     " build it with the same ema."
                 )
+            if ema is not None:
+                for entry, problem in _match_average(state["emas"][name], ema).problems.items():
+                    raise BadValueError(
+                        f"the average was saved of another model: {entry} {problem}."
+                    )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, at the slots' present clocks."""
+    def load_schedules(self, state: dict[str, Any]) -> None:
+        """Restore the schedules of torch."""
+        for name, schedule in self._schedules.items():
+            if isinstance(schedule, LRScheduler):
+                schedule.load_state_dict(state["schedules"][name]["state"])
+                self._watches[name].remember()
+
+    def set_rates_by_clock(self) -> None:
+        """Set the rates of token schedules for the slots' present clocks."""
         for slot in self._slots:
             schedule = self._schedules[slot.name]
             if isinstance(schedule, TokenSchedule):
                 schedule.apply(slot.optimizer, slot.counters.consumed)
-            elif schedule is not None:
-                schedule.load_state_dict(state["schedules"][slot.name]["state"])
-            if (watch := self._watches.get(slot.name)) is not None:
-                watch.remember()
+
+    def load_averages(self, state: dict[str, Any]) -> None:
+        """Restore the averages."""
         for name, ema in self.emas.items():
             if ema is not None:
-                ema.load_state_dict(state["emas"][name])
+                saved = state["emas"][name]
+                ema.module.load_state_dict(_match_average(saved, ema).values)
+                ema.n_averaged.copy_(saved["n_averaged"])
 
     def _is_open(self, model: str) -> bool:
         return any(slot.window.num_micro_batches for slot in self._slots_of[model])
@@ -229,6 +246,11 @@ def as_averaged(ema: AveragedModel | float | None, model: nn.Module) -> Averaged
         raise BadValueError(f"ema must be a decay between 0 and 1, got {ema}.")
     average = get_ema_multi_avg_fn(ema)  # type: ignore[no-untyped-call]
     return AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+
+
+def _match_average(saved: Mapping[str, Any], ema: AveragedModel) -> ModelEntries:
+    inner = {k.removeprefix("module."): v for k, v in saved.items() if k != "n_averaged"}
+    return match_entries(inner, ema.module.state_dict())
 
 
 def _slots_of(model: nn.Module, slots: Sequence[OptimizerSlot]) -> list[OptimizerSlot]:

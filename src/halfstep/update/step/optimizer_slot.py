@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from halfstep.records import BadValueError
 from halfstep.update.decision.clipping import Clip, check_max_norm
 from halfstep.update.decision.measured import Measured
 from halfstep.update.decision.veto import Condition
@@ -107,11 +108,20 @@ class OptimizerSlot:
             "vetoes": [state() for state in conditions],
         }
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of other conditions than this slot's."""
+        was, now = len(state["vetoes"]), len(self.vetoes)
+        if was != now:
+            raise BadValueError(
+                f"the state was saved with {was} conditions (veto=...), this engine has {now};"
+                " build it with the conditions of the run that wrote it."
+            )
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.counters = Counters(**state["counters"])
         self._skips.restart(state["num_consecutive_skips"])
-        for condition, saved in zip(self.vetoes, state["vetoes"], strict=False):
+        for condition, saved in zip(self.vetoes, state["vetoes"], strict=True):
             load = getattr(condition, "load_state_dict", None)
             if saved and load is not None:
                 load(saved)
