@@ -21,7 +21,7 @@ def test_counting_waits_for_nothing_until_the_share_is_read() -> None:
     batch = torch.tensor([[1.0, 0.0, 0.0, 0.0]], device="cuda")
     model(batch).sum().backward()  # whatever is made once is made now
     model.zero_grad()
-    zeros = ZeroGradients(model)
+    zeros = ZeroGradients([model])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls the mode a prototype
         torch.cuda.set_sync_debug_mode("error")

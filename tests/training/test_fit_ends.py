@@ -107,7 +107,7 @@ def test_bad_setting_is_refused_in_a_sentence_of_ours(settings: dict[str, Any], 
     ("changes", "text"),
     [
         ({"batches": list}, r"batches\(\) of recipe 'small' yields nothing"),
-        ({"model": lambda: None}, "Recipe.model must return a torch.nn.Module, got NoneType"),
+        ({"model": lambda: None}, "Recipe.model must return a torch.nn.Module, .* got NoneType"),
         ({"optimizer": lambda model: 3}, "must be a torch.optim.Optimizer, or a mapping.*got int"),
         ({"optimizer": lambda model: sgd(nn.Linear(2, 1))}, "not the model's"),
         ({"schedule": lambda optimizer: 3}, "schedule must be .*got int"),

@@ -72,7 +72,7 @@ def test_counting_changes_nothing_else_and_leaves_no_hook() -> None:
 
 def test_sparse_gradient_counts_the_values_it_holds() -> None:
     table = nn.Embedding(10, 2, sparse=True)
-    zeros = ZeroGradients(table)
+    zeros = ZeroGradients([table])
     (table(torch.tensor([3, 3, 7])) * torch.tensor([1.0, 0.0])).sum().backward()
     share = zeros.take()
     assert share is not None

@@ -114,18 +114,20 @@ def verify_resume(
 
 def _forget(part: str, content: dict[str, Any], fresh: Engine) -> None:
     """Put one part of a checkpoint back to what a fresh run has."""
-    engine, optimizer = content["engine"], content["optimizer"]["optimizer"]
-    fresh_engine, fresh_optimizer = fresh.state_dict(), fresh.optimizer.state_dict()
+    engine, fresh_engine = content["engine"], fresh.state_dict()
+    states = {name: optimizer.state_dict() for name, optimizer in fresh.optimizers.items()}
     if part == "scaler":
         engine["loss_scales"] = fresh_engine["loss_scales"]
     elif part == "schedule":
         engine["schedules"] = fresh_engine["schedules"]
-        engine["optimizers"]["optimizer"]["counters"]["consumed"] = 0.0
-        groups = zip(optimizer["param_groups"], fresh_optimizer["param_groups"], strict=True)
-        for saved, new in groups:
-            saved["lr"] = new["lr"]
+        for name, state in states.items():
+            engine["optimizers"][name]["counters"]["consumed"] = 0.0
+            groups = content["optimizer"][name]["param_groups"]
+            for saved, new in zip(groups, state["param_groups"], strict=True):
+                saved["lr"] = new["lr"]
     elif part == "optimizer":
-        optimizer["state"] = fresh_optimizer["state"]  # the moments, not the rate
+        for name, state in states.items():
+            content["optimizer"][name]["state"] = state["state"]  # the moments, not the rate
     elif part == "rng":
         content["rng"] = rng_state()
     elif part == "data":
@@ -133,4 +135,5 @@ def _forget(part: str, content: dict[str, Any], fresh: Engine) -> None:
     elif part == "average":
         engine["emas"] = fresh_engine["emas"]
     else:
-        content["model"]["model"] |= dict(fresh.model.named_buffers())
+        for name, model in fresh.models.items():
+            content["model"][name] |= dict(model.named_buffers())

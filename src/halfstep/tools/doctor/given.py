@@ -173,7 +173,7 @@ def _half_weights(subject: OneBatch) -> Iterable[Cause]:
 
 
 def _vanishing_eps(subject: OneBatch) -> str:
-    groups = subject.optimizer.param_groups
+    groups = [group for each in subject.optimizers for group in each.param_groups]
     eps = next((g["eps"] for g in groups if isinstance(g.get("eps"), float)), None)
     if eps is None or eps > 2.0**-25:
         return ""

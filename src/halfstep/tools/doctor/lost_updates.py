@@ -43,27 +43,28 @@ def try_update(subject: OneBatch, fp32: Pass) -> TriedUpdate:
     """
     parameters = subject.parameters
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    optimizer = subject.optimizer
-    state = copy.deepcopy(optimizer.state_dict())
+    optimizers = subject.optimizers
+    states = [copy.deepcopy(each.state_dict()) for each in optimizers]
     try:
         for name, p in parameters.items():
             gradient = fp32.gradients[name]
             p.grad = None if gradient is None else gradient.to(p.dtype)
-        optimizer.step()
+        for each in optimizers:
+            each.step()
+        state = {p: kept for each in optimizers for p, kept in each.state.items()}
         return TriedUpdate(
             lost=tuple(
                 _compared(name, before[name], p, fp32.gradients[name], fp32.grad_norm)
                 for name, p in parameters.items()
             ),
-            state={
-                name: _state_dtypes(optimizer.state.get(p, {})) for name, p in parameters.items()
-            },
+            state={name: _state_dtypes(state.get(p, {})) for name, p in parameters.items()},
         )
     finally:
         with torch.no_grad():
             for name, p in parameters.items():
                 p.copy_(before[name])
-        optimizer.load_state_dict(state)
+        for each, before_it in zip(optimizers, states, strict=True):
+            each.load_state_dict(before_it)
         subject.reset()
 
 

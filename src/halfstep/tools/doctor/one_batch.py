@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,13 +14,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from halfstep.precision import Policy
-from halfstep.records import BadTypeError, BadValueError, RecipeError
+from halfstep.records import BadValueError, RecipeError
 from halfstep.tracing.layers import first_tensor
 from halfstep.tracing.lineage import memory_of
 from halfstep.tracing.module_paths import parameter_path
 from halfstep.training import LossSum, Recipe
 from halfstep.training.followers.buffers import BufferRollback
 from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.training.run.build import made_model
 from halfstep.training.run.fit import to_device
 from halfstep.training.window.loss import check_loss
 from halfstep.update import power_of_two_near
@@ -59,13 +60,14 @@ class OneBatch:
         self.device = device
         self.index = index
         torch.manual_seed(seed)
-        model = recipe.model()
-        if not isinstance(model, nn.Module):
-            raise BadTypeError(
-                f"Recipe.model must return a torch.nn.Module, got {type(model).__name__}."
-            )
-        self.model = model.to(device)
-        self.optimizer = recipe.optimizer(self.model)
+        made = made_model(recipe, device)
+        # several models are looked at as one, which still answers by name
+        self.model = nn.ModuleDict(made) if isinstance(made, dict) else made
+        optimizer = recipe.optimizer(made)
+        self.optimizers = (
+            list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
+        )
+        self._argument = made
         found = list(islice(recipe.batches(), index, index + 1))
         if not found:
             raise RecipeError(
@@ -109,7 +111,7 @@ class OneBatch:
         self.reset()
         outputs: list[Tensor | None] = []
         with self._catching_output(outputs), policy.autocast(self.device.type):
-            loss = self.recipe.loss_fn(self.model, self.batch)
+            loss = self.recipe.loss_fn(self._argument, self.batch)
         total = loss.total if isinstance(loss, LossSum) else loss
         check_loss(total)
         divisor = float(loss.divisor) if isinstance(loss, LossSum) else 1.0

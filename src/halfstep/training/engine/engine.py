@@ -208,6 +208,15 @@ class Engine:
         """The model, where there is one; else see `models`."""
         return the_only("model", "models", self.models.values(), self.models)
 
+    def as_given(self, models: Mapping[str, nn.Module]) -> Any:
+        """Models in the form in which the engine was given its own: the mapping, or the only one.
+
+        Args:
+            models: By the names of `models`; averages for example.
+        """
+        is_mapping = isinstance(self._argument, Mapping)
+        return dict(models) if is_mapping else next(iter(models.values()))
+
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer, where there is one; else see `optimizers`."""

@@ -26,7 +26,7 @@ from halfstep.records import (
 from halfstep.training.checkpoint.folder import CheckpointFolder, resume_run
 from halfstep.training.engine.engine import Engine
 from halfstep.training.rng import rng_state, set_rng_state
-from halfstep.training.run.build import build_engine, state_checksum
+from halfstep.training.run.build import build_engine, described_settings, state_checksum
 from halfstep.training.run.recipe import Recipe
 from halfstep.training.run.scale_trend import ScaleTrend
 from halfstep.training.run.zero_gradients import ZeroGradients
@@ -102,6 +102,8 @@ def fit(
         unit=recipe.unit,
         settings={"steps": steps, "accumulate": accumulate, "max_norm": max_norm, "seed": seed},
     )
+    if described := described_settings(recipe):
+        run.settings["engine"] = described
     if str(engine.policy) != engine.policy.format:
         run.settings["policy"] = str(engine.policy)
     windows = _windows(recipe, accumulate, place)
@@ -116,7 +118,7 @@ def fit(
     try:
         if resume is None:
             run.initial_validation = _validate(recipe, engine)
-        zeros = ZeroGradients(engine.model) if zero_gradients else None
+        zeros = ZeroGradients(engine.models.values()) if zero_gradients else None
         _train(engine, recipe, data, run, checkpoints, checksums, zeros, on_step)
         run.validation = _validate(recipe, engine)
         run.status = "finished"
@@ -173,7 +175,8 @@ def _train(
         outcome, share = pending.pop(0)
         note(outcome.record, share)
 
-    engine.model.train()
+    for model in engine.models.values():
+        model.train()
     pending: list[
         tuple[StepOutcome, Readback | None]
     ] = []  # read one step late, when the host need not wait any more
@@ -218,23 +221,29 @@ def _windows(recipe: Recipe, accumulate: int, device: torch.device) -> Iterator[
 def _validate(recipe: Recipe, engine: Engine) -> dict[str, float]:
     if recipe.validate is None:
         return {}
-    found = _metrics(recipe.validate, engine, engine.model)
-    if engine.ema is not None:
-        averaged = _metrics(recipe.validate, engine, engine.ema.module)
+    found = _metrics(recipe.validate, engine, engine.models)
+    averages = {name: each for name, each in engine.emas.items() if each is not None}
+    if averages:
+        models = {**engine.models, **{name: each.module for name, each in averages.items()}}
+        averaged = _metrics(recipe.validate, engine, models)
         found |= {f"averaged_{name}": value for name, value in averaged.items()}
     return found
 
 
 def _metrics(
-    validate: Callable[[nn.Module], float | Mapping[str, float]], engine: Engine, model: nn.Module
+    validate: Callable[[Any], float | Mapping[str, float]],
+    engine: Engine,
+    models: Mapping[str, nn.Module],
 ) -> dict[str, float]:
-    was_training = model.training
-    model.eval()
+    was_training = {name: model.training for name, model in models.items()}
+    for model in models.values():
+        model.eval()
     try:
         with torch.no_grad(), engine.autocast():
-            result = validate(model)
+            result = validate(engine.as_given(models))
     finally:
-        model.train(was_training)
+        for name, model in models.items():
+            model.train(was_training[name])
     named = result if isinstance(result, Mapping) else {"validation": result}
     return {str(name): _checked_metric(name, value) for name, value in named.items()}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -18,13 +20,14 @@ class ZeroGradients:
     of its last micro-batch, when all of them are summed up.
 
     Args:
-        model: Its trainable parameters are watched until `remove`.
+        models: Their trainable parameters are watched until `remove`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, models: Iterable[nn.Module]) -> None:
         self._counts: dict[int, tuple[Tensor, int]] = {}
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
+            for model in models
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
