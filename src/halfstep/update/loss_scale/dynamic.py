@@ -137,6 +137,18 @@ class DynamicLossScale(LossScale):
         self._growth_tracker.copy_(good.masked_fill(grows, 0))
         self._skips_since_growth.copy_(skips)
 
+    def copies(self) -> dict[str, Tensor]:
+        """Copies of the tensors that `adjust` may change, by name.
+
+        Without hysteresis skips are not counted, and a kernel less is launched.
+        """
+        if self.hysteresis > 1 or type(self).adjust is not DynamicLossScale.adjust:
+            return super().copies()
+        return {
+            "_scale": self._scale.clone(),
+            "_growth_tracker": self._growth_tracker.clone(),
+        }
+
     def to(self, device: torch.device) -> None:
         """Move scale and counters to `device`; nothing happens if they are there."""
         if self._scale.device != device:
