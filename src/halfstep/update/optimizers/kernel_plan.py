@@ -116,18 +116,8 @@ class KernelPlan:
         differentiable groups, groups of mixed dtype or device, state that does not exist yet.
         """
         kernel = KERNELS.get(type(optimizer))
-        if kernel is None or is_observed(optimizer):
+        if kernel is None or is_observed(optimizer) or not has_fused_state(optimizer, params):
             return None
-        if not all(_is_plain(kernel, group) for group in optimizer.param_groups):
-            return None
-        wanted = set(map(id, params))
-        for group in optimizer.param_groups:
-            members = [p for p in group["params"] if id(p) in wanted]
-            if len({(p.dtype, p.device) for p in members}) > 1:
-                return None
-            names = kernel.state_names(group) + (("step",) if kernel.counts_steps else ())
-            if not all(_has_state(optimizer, p, names) for p in members):
-                return None
         return cls(optimizer, kernel, params)
 
     def is_current(self, params: list[Tensor]) -> bool:
@@ -170,6 +160,27 @@ class KernelPlan:
             start += size
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # a scheduler asks for it
         return launches
+
+
+def has_fused_state(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
+    """Whether the fused kernels can run with what an optimizer holds.
+
+    Args:
+        optimizer: Of a stock class.
+        params: Those that are to be stepped.
+    """
+    kernel = KERNELS[type(optimizer)]
+    if not all(_is_plain(kernel, group) for group in optimizer.param_groups):
+        return False
+    wanted = set(map(id, params))
+    for group in optimizer.param_groups:
+        members = [p for p in group["params"] if id(p) in wanted]
+        if len({(p.dtype, p.device) for p in members}) > 1:
+            return False
+        names = kernel.state_names(group) + (("step",) if kernel.counts_steps else ())
+        if not all(_has_state(optimizer, p, names) for p in members):
+            return False
+    return True
 
 
 def _is_plain(kernel: Kernel, group: Group) -> bool:

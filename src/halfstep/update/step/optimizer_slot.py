@@ -190,6 +190,7 @@ class OptimizerSlot:
         """
         return (
             isinstance(measured.norm, Tensor)  # not so without gradients
+            and measured.gradients.are_dense
             and measured.left_by_clip is None
             and not self.is_near_collapse
             and self.adapter.can_skip_itself(measured.gradients.params)

@@ -322,9 +322,8 @@ class Update:
                 if own is not None:
                     launches += own
                     continue
-                assert not isinstance(multiplier, Tensor), "undecided updates launch kernels"
                 stepped.append(slot)
-                slot.adapter.step(gradients, multiplier)
+                slot.adapter.step(gradients, multiplier, found_inf)
             late = launch_all(launches)  # last: nothing takes a kernel back
         except BaseException as error:
             put_back = [slot.adapter.undo() for slot in stepped]
