@@ -235,12 +235,19 @@ class Engine:
 
     @property
     def ema(self) -> AveragedModel | None:
-        """The averaged weights, ``None`` without."""
+        """The averaged weights, ``None`` without.
+
+        Syncs: commits the previous step if nobody has looked at it yet.
+        """
         return the_only("ema", "emas", self.emas.values(), self.emas)
 
     @property
     def emas(self) -> dict[str, AveragedModel | None]:
-        """Model name to its averaged weights."""
+        """Model name to its averaged weights.
+
+        Syncs: commits the previous step if nobody has looked at it yet.
+        """
+        self._update.settle()
         return dict(self._followers.emas)
 
     @property
@@ -376,6 +383,7 @@ class Engine:
             self.abort([slot.name for slot in slots])
             raise
         updates_before = self._settled_counters().num_updates
+        self._followers.step_begins()
         try:
             lost = LostUpdates(slots) if self._finds_lost_updates else None
             outcome = self._update.run(slots)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
+from halfstep.training.followers.buffers import BufferRollback
+
 
 class EmaUpdate:
     """An exponential moving average of many tensors, for ``AveragedModel(multi_avg_fn=...)``.
@@ -65,14 +67,33 @@ class AverageUpdate:
         self._average = average
         self._model = model
         self._known: tuple[Tensor, int, int] | None = None
+        self._buffers = BufferRollback(model)
+
+    def remember_buffers(self) -> None:
+        """Copy the model's buffers for the update of a step that the device decides.
+
+        The commit may come when the next forward has moved them.
+
+        Syncs: no.
+        """
+        self._buffers.remember()
+
+    def forget_buffers(self) -> None:
+        """No update of an earlier step is to come."""
+        self._buffers.forget()
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """One update.
+        """One update, with the buffers of `remember_buffers` where they were remembered.
 
         Syncs: no, for averages by torch's functions; once where the count of updates was written
         on a device by somebody else.
         """
+        with self._buffers.in_place():
+            self._update()
+        self._buffers.forget()
+
+    def _update(self) -> None:
         average = self._average
         if not _is_stock(average):
             average.update_parameters(self._model)

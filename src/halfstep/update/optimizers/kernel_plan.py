@@ -112,8 +112,8 @@ class KernelPlan:
         """A plan, or ``None`` where something forbids the short road.
 
         Forbidden: other classes than the rows of `KERNELS`, and subclasses with a step or state of
-        their own; step hooks, a replaced ``step``, tensor hyperparameters that the kernels do not take,
-        differentiable groups, groups of mixed dtype or device, state that does not exist yet.
+        their own; step hooks, a replaced ``step``, tensor hyperparameters that the kernels do not
+        take, differentiable groups, groups of mixed dtype or device, state that does not exist yet.
         """
         kernel = kernel_of(optimizer)
         if kernel is None or is_observed(optimizer) or not has_fused_state(optimizer, params):
