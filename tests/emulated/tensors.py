@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -125,10 +126,17 @@ def inner(value: Any) -> Any:
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """One operation, on the CPU."""
     name = func._schema.name.split("::")[1]
+    result = _run(func, name, args, kwargs)
+    if name.startswith("_foreach_") and name.endswith("_"):
+        increment_version(args[0])  # CUDA's kernels do, and the CPU's where no mode is on
+    return result
+
+
+def _run(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     target = kwargs.get("device")
     target = None if target is None else torch.device(target)
     goes_there = target is not None and target.type in ("cuda", "meta")
-    leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    leaves = list(_tensors_in((*args, *kwargs.values())))
     is_there = [isinstance(leaf, DeviceTensor) for leaf in leaves]
     if not any(is_there) and not goes_there:
         return _on_the_host(func, name, args, kwargs)
@@ -151,7 +159,8 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _computed(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    values, options = pytree.tree_map(inner, (tuple(args), dict(kwargs)))
+    values = tuple(map(_inside, args))
+    options = {name: _inside(value) for name, value in kwargs.items()}
     if name in ("_softmax", "_log_softmax") and values[2]:
         values = (values[0].float(), values[1], False)  # CUDA converts inside of the kernel
     if torch.Tag.nondeterministic_seeded in func.tags:
@@ -163,10 +172,27 @@ def _computed(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, An
     alias = func._schema.arguments[0].alias_info if func._schema.arguments else None
     if alias is not None and alias.is_write and isinstance(args[0], Tensor):
         return args[0]
+    if isinstance(result, Tensor):
+        return DeviceTensor(result)
     made: dict[int, DeviceTensor] = {}
     return pytree.tree_map(
         lambda x: made.setdefault(id(x), DeviceTensor(x)) if isinstance(x, Tensor) else x, result
     )
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those of an operation's arguments: tensors, and lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_inside(each) for each in value]
+    return inner(value)
 
 
 def _on_the_host(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -30,15 +30,17 @@ def emulated_device(capability: tuple[int, int] = (9, 0)) -> Iterator[Counts]:
     CLOCK.restart()
     autocast.clear_cache()
     DEVICE_RANDOM.seed(0)
-    only_lifts = torch._C._only_lift_cpu_tensors()
+    only_lifts, threads = torch._C._only_lift_cpu_tensors(), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, DispatchMode():
         _replace(patch, capability)
         torch._C._set_only_lift_cpu_tensors(True)  # else torch.tensor(device=...) asks for CUDA
+        torch.set_num_threads(1)  # for tensors as small as these, threads cost 100 times more
         try:
             yield CLOCK.counts
         finally:
             torch.set_default_device(None)
             torch._C._set_only_lift_cpu_tensors(only_lifts)
+            torch.set_num_threads(threads)
             autocast.clear_cache()
 
 

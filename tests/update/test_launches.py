@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from emulated import DEVICE, Counts, emulated_device, on_device
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, RMSprop
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import halfstep as hs
+from emulated import DEVICE, Counts, emulated_device, on_device
 from halfstep.training.followers.average import AverageUpdate, EmaUpdate
 from halfstep.training.followers.buffers import BufferRollback
 from halfstep.update import Joint, OptimizerSlot, Update

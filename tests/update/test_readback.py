@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from emulated import emulated_device, on_device
 
+from emulated import emulated_device, on_device
 from halfstep.update.readback import LateNumbers, any_of, read_now, side_by_side
 
 

@@ -151,6 +151,7 @@ class Readback:
         """The values, once they have arrived."""
         if self._event is not None:
             self._event.synchronize()
+            self._event = None
         read: list[float] = self._host.tolist()
         return read
 

@@ -20,16 +20,22 @@ class StepOutcome:
     Ask `updated` or `skipped`.
     """
 
-    __slots__ = ("_error", "_lost", "_make_record", "_record")
+    __slots__ = ("_error", "_lost", "_make_record", "_record", "_wait")
 
-    def __init__(self, make_record: Callable[[], StepRecord]) -> None:
+    def __init__(
+        self, make_record: Callable[[], StepRecord], wait: Callable[[], object] | None = None
+    ) -> None:
         self._make_record: Callable[[], StepRecord] | None = make_record
+        self._wait = wait
         self._record: StepRecord | None = None
         self._error: BaseException | None = None
         self._lost: tuple[list[str], Readback] | None = None
 
     def settle(self) -> None:
         """Wait for the step and commit what follows from it."""
+        if self._wait is not None:
+            self._wait()  # Ctrl-C here leaves the step open, to be committed by the next look
+            self._wait = None
         make, self._make_record = self._make_record, None  # it holds the window and the optimizer
         if make is not None:
             try:

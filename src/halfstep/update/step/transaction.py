@@ -281,7 +281,8 @@ class Update:
                     late_numbers,
                     launched,
                     [(len(own), d.measured.shape) for own, d in zip(numbers, found, strict=True)],
-                )
+                ),
+                late_numbers.wait,
             )
             for decision in found:
                 on_device.tell_vetoes(decision)
@@ -296,12 +297,14 @@ class Update:
         shapes: Sequence[tuple[int, MeasuredShape]],
     ) -> StepRecord:
         """Commit a step that the device has decided."""
-        self._unsettled = None
-        read, results = iter(late_numbers.wait()), []
-        for (slot, launch), (length, shape) in zip(launched.items(), shapes, strict=True):
-            numbers, reason, scale = read_facts(list(islice(read, length)), shape)
-            results.append(FinishedStep(slot, *launch, numbers, reason, scale))
-        return self._commit(results).record
+        with SignalsWait():
+            self._unsettled = None
+            read, results = iter(late_numbers.wait()), []
+            for (slot, launch), (length, shape) in zip(launched.items(), shapes, strict=True):
+                numbers, reason, scale = read_facts(list(islice(read, length)), shape)
+                results.append(FinishedStep(slot, *launch, numbers, reason, scale))
+            outcome = self._commit(results)
+        return outcome.record
 
     def _apply(
         self,
