@@ -132,6 +132,7 @@ def _forget(part: str, content: dict[str, Any], fresh: Engine) -> None:
         content["rng"] = rng_state()
     elif part == "data":
         content["extra"]["position"] = 0
+        content["extra"].pop("data", None)
     elif part == "average":
         engine["emas"] = fresh_engine["emas"]
     else:

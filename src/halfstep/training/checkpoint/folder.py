@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from halfstep.records import BadValueError, RunRecord
 from halfstep.training.checkpoint.file import load_checkpoint, read_checkpoint, save_checkpoint
@@ -17,7 +18,8 @@ class CheckpointFolder:
     """Where and how often a run is saved.
 
     Attributes:
-        folder: Made if it is missing; the files are ``step-00000010.pt`` and so on.
+        folder: Made if it is missing; the files are ``step-00000010.pt`` and so on, and
+            ``best.pt`` where `fit` was asked for it.
         every: Steps between two checkpoints, at least 1.
         keep: How many of the newest stay, at least 1.
     """
@@ -42,21 +44,34 @@ class CheckpointFolder:
         """Whether to save after this step."""
         return step % self.every == 0
 
-    def save(self, engine: Engine, run: RunRecord, position: int) -> None:
+    def save(
+        self, engine: Engine, run: RunRecord, position: int, data: dict[str, Any] | None = None
+    ) -> None:
         """Save after the last step of `run`, then remove what is too old.
 
         Args:
             engine: Between two windows.
             run: So far.
             position: How many windows were drawn from the recipe's batches.
+            data: Where the run is in them, as plain data and tensors.
         """
         path = self.folder / f"step-{len(run.steps):08d}.pt"
-        save_checkpoint(path, engine, extra={"run": run.to_dict(), "position": position})
+        save_checkpoint(path, engine, extra=_extra(run, position, data))
         for old in _checkpoints(self.folder)[: -self.keep]:
             old.unlink()
 
+    def save_best(
+        self, engine: Engine, run: RunRecord, position: int, data: dict[str, Any] | None = None
+    ) -> None:
+        """Save as ``best.pt``, in the place of the best one before; never removed by `save`.
 
-def resume_run(path: Path, run: RunRecord, engine: Engine) -> tuple[RunRecord, int]:
+        Args:
+            engine, run, position, data: As for `save`.
+        """
+        save_checkpoint(self.folder / "best.pt", engine, extra=_extra(run, position, data))
+
+
+def resume_run(path: Path, run: RunRecord, engine: Engine) -> tuple[RunRecord, dict[str, Any]]:
     """Load a checkpoint of `fit` into a fresh engine.
 
     Args:
@@ -65,8 +80,8 @@ def resume_run(path: Path, run: RunRecord, engine: Engine) -> tuple[RunRecord, i
         engine: Built for this run.
 
     Returns:
-        The record to go on with (this run's settings, the steps made so far), and how many
-        windows of the recipe's batches they were made of.
+        The record to go on with (this run's settings, the steps made so far), and the
+        checkpoint's extra, which says where the run is in its data.
 
     Raises:
         BadValueError: The checkpoint is of another recipe, format, seed, accumulation or clipping,
@@ -92,8 +107,9 @@ def resume_run(path: Path, run: RunRecord, engine: Engine) -> tuple[RunRecord, i
     load_checkpoint(path, engine)
     run.steps = before.steps
     run.initial_validation = before.initial_validation
+    run.validations = before.validations
     run.duration_s = before.duration_s
-    return run, extra["position"]
+    return run, extra
 
 
 def newest_checkpoint(path: Path) -> Path:
@@ -104,6 +120,11 @@ def newest_checkpoint(path: Path) -> Path:
     if not found:
         raise BadValueError(f"the folder {str(path)!r} holds no checkpoint (step-*.pt).")
     return found[-1]
+
+
+def _extra(run: RunRecord, position: int, data: dict[str, Any] | None) -> dict[str, Any]:
+    found = {"run": run.to_dict(), "position": position}
+    return found if data is None else {**found, "data": data}
 
 
 def _checkpoints(folder: Path) -> list[Path]:

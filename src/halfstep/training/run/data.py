@@ -1,0 +1,404 @@
+"""Where the batches of a run come from, and the position in them that a checkpoint keeps.
+
+One pass is one iteration over what `Recipe.batches` returned. A position is: the passes finished,
+the batches drawn in this one, and the state of every random generator at the start of this pass
+and now. From the start of a pass its order follows, so that a resumed run draws and drops this
+pass's batches at most; an object with a `state_dict` of its own (torchdata's StatefulDataLoader)
+goes there by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import io
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from halfstep.records import BadValueError, RecipeError
+from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.training.run.data_generators import Generators, parts_of, single_pass_from_outside
+from halfstep.training.run.data_stream import DataStream
+from halfstep.training.run.recipe import Recipe
+
+logger = logging.getLogger("halfstep")
+
+END = object()
+_REMEDY = "make it inside batches(), which is called once per pass then"
+
+
+class Batches:
+    """The batches of a recipe without end, pass after pass, on the host.
+
+    What `batches()` returns is iterated again for every pass. An iterator can be used once, so
+    `batches()` is called again for the next pass then.
+
+    Args:
+        recipe: Whose batches.
+        seed: Of the run; the order of a shuffled loader without a generator of its own.
+        as_before: Go on as a checkpoint without a data state demands: `batches()` is called for
+            every pass and draws from the global generators.
+
+    Attributes:
+        passes: How many are finished.
+        drawn: Batches drawn in the present one.
+
+    Raises:
+        RecipeError: `batches()` returns nothing to iterate, or an iterator that was made outside.
+    """
+
+    def __init__(self, recipe: Recipe, seed: int, *, as_before: bool = False) -> None:
+        self._recipe = recipe
+        self._as_before = as_before
+        self._stream = DataStream(seed)
+        self.passes = 0
+        self.drawn = 0
+        self._iterator: Iterator[Any] | None = None
+        self._first_digest: str | None = None
+        self._is_fresh = True
+        self._has_warned = False
+        _refuse_single_pass(recipe)
+        self._outside = Generators(recipe.batches, None)
+        self._origin = {"stream": self._stream.state(), "generators": self._outside.state()}
+        self._source = self._make()
+        self._is_single = as_before or _is_iterator(self._source)
+        self._is_unused = True  # so that the first pass over an iterator is over this one
+        self._pass_start = self._random_state()
+        self._refuse_same_iterator()
+        self._warn_about_workers()
+
+    def next(self) -> Any:
+        """The next batch, of the next pass if this one is over.
+
+        Raises:
+            RecipeError: A pass without a batch.
+        """
+        while (batch := self.next_of_pass()) is END:
+            if not self.drawn:
+                raise RecipeError(self._nothing())
+            self.passes, self.drawn, self._iterator = self.passes + 1, 0, None
+        return batch
+
+    def next_of_pass(self) -> Any:
+        """The next batch of this pass, or `END`."""
+        if self._iterator is None:
+            self._begin_pass()
+        batch = self._draw()
+        if batch is not END:
+            self.drawn += 1
+            if self._is_fresh and self._first_digest is None:
+                self._first_digest = _digest(batch)
+        return batch
+
+    def state(self) -> dict[str, Any] | None:
+        """The position, as plain data and tensors; ``None`` where only the count is known."""
+        if self._as_before:
+            return None
+        return {
+            "passes": self.passes,
+            "drawn": self.drawn,
+            "pass_start": self._pass_start,
+            "now": self._random_state(),
+            "source": self._own_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to where `state` was taken, from a fresh object.
+
+        Args:
+            state: From `state`.
+
+        Raises:
+            BadValueError: This pass has fewer batches than were drawn of it.
+        """
+        self._is_fresh = False
+        self.passes = state["passes"]
+        self._is_unused = not self.passes
+        own = state["source"] if _has_state(self._source) else None
+        if state["drawn"]:
+            self._set_random_state(state["pass_start"])
+            self._begin_pass(own)
+            for count in range(state["drawn"] if own is None else 0):
+                if self._draw() is END:
+                    raise BadValueError(
+                        f"a pass over the batches of recipe {self._recipe.name!r} ends after"
+                        f" {count}, the checkpoint was saved after {state['drawn']} of one; resume"
+                        " with the data of that run."
+                    )
+            self.drawn = state["drawn"]
+        self._set_random_state(state["now"])
+
+    def skip(self, count: int) -> None:
+        """Draw and drop."""
+        self._is_fresh = False
+        for _ in range(count):
+            self.next()
+
+    def why_not_resumable(self) -> str | None:
+        """Why a checkpoint cannot hold the position, in one sentence, if that can be found.
+
+        A second call of `batches()` must give the first batch again; not tried with workers.
+        """
+        if (path := self._generators.without_state()) is not None:
+            reason: str | None = f"{path} draws from the operating system, which never repeats"
+        elif self._is_fresh and not self._as_before:
+            reason = self._how_second_call_differs()
+        else:
+            reason = None
+        return reason and f"the data of this run cannot be resumed: {reason}."
+
+    def close(self) -> None:
+        """Leave generators and workers that were made outside as they were found."""
+        self._iterator = None
+        _end_workers(self._source)
+        if not self._as_before:
+            self._outside.set_state(self._origin["generators"])
+
+    def _drawing(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._as_before else self._stream.active()
+
+    def _draw(self) -> Any:
+        assert self._iterator is not None
+        with self._drawing():
+            return next(self._iterator, END)
+
+    def _make(self) -> Any:
+        with self._drawing():
+            source = self._recipe.batches()
+        if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
+            raise RecipeError(
+                f"batches() of recipe {self._recipe.name!r} must return something to iterate (a"
+                f" DataLoader, a list, a generator), got {type(source).__name__}."
+            )
+        self._generators = Generators(self._recipe.batches, source)
+        return source
+
+    def _refuse_same_iterator(self) -> None:
+        if self._as_before or not self._is_single:
+            return
+        with self._drawing():
+            is_same = self._recipe.batches() is self._source
+        self._set_random_state(self._pass_start)
+        if is_same:
+            raise RecipeError(
+                f"batches() of recipe {self._recipe.name!r} returns the same"
+                f" {type(self._source).__name__} at every call, which can be read once; {_REMEDY}."
+            )
+
+    def _begin_pass(self, own: dict[str, Any] | None = None) -> None:
+        if not self._is_unused:
+            _end_workers(self._source)
+        self._pass_start = self._random_state()
+        if self._is_single and not self._is_unused:
+            self._source = self._make()
+        self._is_unused = False
+        for part in parts_of(self._source):
+            if callable(tell := getattr(part, "set_epoch", None)):
+                tell(self.passes)  # torch's DistributedSampler shuffles by it
+        if own is not None:
+            self._source.load_state_dict(own)
+        with self._drawing():
+            self._iterator = iter(self._source)
+
+    def _random_state(self) -> dict[str, Any]:
+        return {"stream": self._stream.state(), "generators": self._generators.state()}
+
+    def _set_random_state(self, state: dict[str, Any]) -> None:
+        self._stream.set_state(state["stream"])
+        self._generators.set_state(state["generators"])
+
+    def _own_state(self) -> dict[str, Any] | None:
+        """The source's own state, where it has one that a checkpoint can hold."""
+        if not _has_state(self._source):
+            return None
+        buffer, state = io.BytesIO(), self._source.state_dict()
+        try:
+            torch.save(state, buffer)
+            buffer.seek(0)
+            plain: dict[str, Any] = torch.load(buffer, weights_only=True)
+        except Exception as error:  # any object may be in it
+            self._warn_about_state(next(iter(str(error).splitlines()), type(error).__name__))
+            return None
+        return plain
+
+    def _how_second_call_differs(self) -> str | None:
+        if self._first_digest is None or getattr(self._source, "num_workers", None):
+            return None
+        now = self._random_state()
+        self._set_random_state(self._origin)
+        try:
+            with self._drawing():
+                again = self._recipe.batches()
+                if again is self._source or _has_state(again):
+                    return None
+                batch = next(iter(again), None)
+        except Exception as error:  # the user's, and training can go on
+            return f"a second call of batches() failed ({type(error).__name__}: {error})"
+        finally:
+            self._set_random_state(now)
+        if _digest(batch) == self._first_digest:
+            return None
+        return (
+            "a second call of batches() gave another first batch; take its order from torch's,"
+            " Python's or NumPy's global generator, or from one that is seeded inside batches()"
+        )
+
+    def _warn_about_workers(self) -> None:
+        if getattr(self._source, "persistent_workers", False) and not _has_state(self._source):
+            logger.warning(
+                "persistent_workers=True has no effect here: workers start afresh with every pass,"
+                " because no checkpoint could hold the random state of one that lives on"
+            )
+
+    def _warn_about_state(self, reason: str) -> None:
+        if not self._has_warned:
+            logger.warning(
+                "the state of %s is not plain data (%s): a resumed run draws the batches of its"
+                " pass again instead",
+                type(self._source).__name__,
+                reason,
+            )
+        self._has_warned = True
+
+    def _nothing(self) -> str:
+        text = f"batches() of recipe {self._recipe.name!r} yields nothing"
+        if not self.passes:
+            return f"{text}."
+        return f"{text} in pass {self.passes + 1}: it uses up an iterator; {_REMEDY}."
+
+
+class Windows:
+    """The windows of a run: `accumulate` batches each, on the device.
+
+    A window may begin with the last batches of a pass and end with the first of the next.
+
+    Args:
+        batches: Where they come from.
+        accumulate: Micro-batches per window.
+        device: Where they go.
+        position: Windows drawn before, from which the number of a batch follows.
+    """
+
+    def __init__(
+        self, batches: Batches, accumulate: int, device: torch.device, position: int = 0
+    ) -> None:
+        self.batches = batches
+        self.position = position
+        self._accumulate = accumulate
+        self._device = device
+
+    def next(self) -> list[Any]:
+        """The next window."""
+        window = [to_device(self.batches.next(), self._device) for _ in range(self._accumulate)]
+        self.position += 1
+        return window
+
+
+def open_windows(
+    recipe: Recipe,
+    *,
+    seed: int,
+    accumulate: int,
+    device: torch.device,
+    saved: dict[str, Any] | None,
+) -> Windows:
+    """The windows of a run from where it is.
+
+    Args:
+        recipe: Whose batches.
+        seed, accumulate, device: As for `fit`.
+        saved: The `extra` of the checkpoint that the run goes on from; ``None`` at its start.
+    """
+    position, state = (saved["position"], saved.get("data")) if saved is not None else (0, None)
+    as_before = state is None and position > 0  # saved before checkpoints held the data's state
+    here = rng_state() if as_before else None
+    batches = Batches(recipe, seed, as_before=as_before)
+    if state is not None:
+        batches.restore(state)
+    elif here is not None:
+        batches.skip(position * accumulate)
+        set_rng_state(here)
+    return Windows(batches, accumulate, device, position)
+
+
+def one_batch(recipe: Recipe, index: int, seed: int) -> Any:
+    """The batch that a run of this seed draws as its number `index`, on the host.
+
+    Args:
+        recipe: Whose batches.
+        index: Counted from 0, within the first pass.
+        seed: Of the run.
+
+    Raises:
+        RecipeError: The first pass is shorter.
+    """
+    batches = Batches(recipe, seed)
+    batch = END
+    try:
+        for _ in range(index + 1):
+            if (batch := batches.next_of_pass()) is END:
+                raise RecipeError(
+                    f"batches() of recipe {recipe.name!r} has no batch number {index}, counted from"
+                    " 0."
+                )
+    finally:
+        batches.close()
+    return batch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """`batch` with every tensor in it (tuples, lists, dicts, named tuples) on `device`."""
+
+    def move(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(move, batch)
+
+
+def _refuse_single_pass(recipe: Recipe) -> None:
+    if (found := single_pass_from_outside(recipe.batches)) is not None:
+        name, kind = found
+        raise RecipeError(
+            f"batches() of recipe {recipe.name!r} uses {name!r}, a {kind} that was made outside of"
+            f" it and can be read once; {_REMEDY}."
+        )
+
+
+def _is_iterator(source: Any) -> bool:
+    """Whether it can be read once; an object with a length that returns itself starts again."""
+    if isinstance(source, _BaseDataLoaderIter):  # it has the length of its loader
+        return True
+    if not hasattr(source, "__next__") or hasattr(source, "__len__"):
+        return False
+    return iter(source) is source
+
+
+def _has_state(source: object) -> bool:
+    return callable(getattr(source, "state_dict", None)) and callable(
+        getattr(source, "load_state_dict", None)
+    )
+
+
+def _end_workers(source: Any) -> None:
+    """Let a DataLoader start its workers again: their random state goes on over passes."""
+    if getattr(source, "persistent_workers", False) and not _has_state(source):
+        source._iterator = None
+
+
+def _digest(batch: Any) -> str:
+    """Checksum of tensors, numbers and texts; other objects are left out."""
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+            host = leaf.detach().cpu().contiguous()
+            digest.update(f"{host.dtype}{tuple(host.shape)}".encode())
+            digest.update(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
+        elif isinstance(leaf, (int, float, str, bytes)):
+            digest.update(repr(leaf).encode())
+    return digest.hexdigest()
