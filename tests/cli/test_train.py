@@ -166,3 +166,53 @@ def test_saving_that_cannot_be_is_one_line_with_code_2(
     result = halfstep("train", "my.py:build", "--precision", "fp32", "--steps", "2", *options)
     assert result.exit_code == 2
     assert text in result.stderr.splitlines()[-1]
+
+
+EARLY = ["--precision", "fp32", "--steps", "20", "--validate-every", "2"]
+
+
+def test_patience_stops_the_run_with_0_and_records_its_validations(
+    halfstep: Invoke, tmp_path: Path
+) -> None:
+    record = tmp_path / "run.jsonl"
+    # the error rises from -0.7 towards 0, so that the first validation stays the smallest
+    options = [*EARLY, "--metric", "error", "--patience", "2", "--record", str(record), "--json"]
+    result = halfstep("train", "my.py:sums", *options)
+    assert result.exit_code == 0
+    (run,) = runs_in(result)
+    assert (run["status"], len(run["steps"])) == ("stopped", 6)
+    loaded = hs.RunRecord.load(record)
+    assert [one.step for one in loaded.validations] == [2, 4, 6]
+    assert loaded.to_dict() == run
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    order = [row.get("step", row.get("after_step", "")) for row in rows]
+    assert order == ["", 1, 2, 2, 3, 4, 4, 5, 6, 6, ""]  # each stands where it was made
+
+
+def test_keep_best_writes_the_best_checkpoint(halfstep: Invoke, tmp_path: Path) -> None:
+    saving = ["--save-every", "20", "--save-to", str(tmp_path / "saved"), "--keep-best"]
+    saving += ["--metric", "error:max"]
+    assert halfstep("train", "my.py:sums", *EARLY, *saving).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "best.pt",
+        "step-00000020.pt",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--patience", "2"], "patience needs validate_every"),
+        (["--keep-best"], "--keep-best needs --save-every, whose folder best.pt lies in"),
+        (["--metric", "error:up"], "direction must be"),
+        (["--validate-every", "2", "--patience", "2"], "goes by the metric 'validation'"),
+        (["--validate-every", "2", "--patience", "0"], "patience must be a whole number of at"),
+    ],
+    ids=" ".join,
+)
+def test_validation_option_that_cannot_be_is_2(
+    halfstep: Invoke, options: list[str], text: str
+) -> None:
+    result = halfstep("train", "my.py:sums", "--precision", "fp32", "--steps", "3", *options)
+    assert result.exit_code == 2
+    assert text in " ".join(result.stderr.split())

@@ -29,8 +29,8 @@ class Recipe:
         model: Makes a fresh model; called after seeding, so that runs start equal.
         loss_fn: ``loss_fn(model, batch)``, inside autocast: a mean loss or a `LossSum`. All
             optimizers step together.
-        batches: Makes the batches: the same ones in the same order at every call. A finite
-            sequence is repeated.
+        batches: Returns the batches: a DataLoader, a list, a generator. A finite sequence is
+            repeated; see ``docs/recipes.md`` for what a resumed run sees of them.
         optimizer: ``optimizer(model)``.
         validate: ``validate(model)`` under no_grad and autocast, in eval mode: one number or a
             mapping of names to numbers.

@@ -46,6 +46,16 @@ class Best:
         if self.direction not in ("min", "max"):
             raise BadValueError(f'direction must be "min" or "max", got {self.direction!r}.')
 
+    @classmethod
+    def parse(cls, text: str) -> Best:
+        """From ``"NAME"``, the smallest is best, or ``"NAME:max"``.
+
+        Args:
+            text: As on a command line.
+        """
+        name, colon, direction = text.rpartition(":")
+        return cls(name, direction) if colon else cls(text)  # type: ignore[arg-type]  # is checked
+
     def of(self, validations: Sequence[Validation]) -> Validation | None:
         """The best of them, the first of equal ones; ``None`` if none has a number.
 
