@@ -144,7 +144,7 @@ def test_saved_run_resumes_and_its_record_has_every_step(halfstep: Invoke, folde
     straight = runs_in(halfstep(*common, "--steps", "6", "--json"))[0]
     saving = ["--steps", "4", "--save-every", "2", "--save-to", "saved", "--keep", "1"]
     assert halfstep(*common, *saving).exit_code == 0
-    assert [path.name for path in (folder / "saved").iterdir()] == ["step-00000004.pt"]
+    assert [path.name for path in (folder / "saved").glob("*.pt")] == ["step-00000004.pt"]
     resuming = ["--steps", "6", "--resume", "saved", "--record", "run.jsonl", "--json"]
     resumed = runs_in(halfstep(*common, *resuming))[0]
     assert resumed["steps"] == straight["steps"]
@@ -193,7 +193,7 @@ def test_keep_best_writes_the_best_checkpoint(halfstep: Invoke, tmp_path: Path) 
     saving = ["--save-every", "20", "--save-to", str(tmp_path / "saved"), "--keep-best"]
     saving += ["--metric", "error:max"]
     assert halfstep("train", "my.py:sums", *EARLY, *saving).exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "saved").glob("*.pt")) == [
         "best.pt",
         "step-00000020.pt",
     ]
@@ -216,3 +216,35 @@ def test_validation_option_that_cannot_be_is_2(
     result = halfstep("train", "my.py:sums", "--precision", "fp32", "--steps", "3", *options)
     assert result.exit_code == 2
     assert text in " ".join(result.stderr.split())
+
+
+def test_story_of_two_runs(halfstep: Invoke, folder: Path) -> None:
+    """Train, change the rate, train again, compare, resume the right one."""
+    train = ["train", "my.py:build", "--precision", "fp32", "--save-every", "2"]
+    first = halfstep(*train, "--steps", "4", "--record", "first.jsonl", "--json")
+    assert first.exit_code == 0
+    text = (folder / "my.py").read_text()
+    (folder / "my.py").write_text(text.replace("lr=0.01", "lr=0.02"))
+    again = halfstep(*train, "--steps", "4", "--record", "second.jsonl")
+    assert again.exit_code == 2
+    assert "'runs/mine' holds the run" in again.stderr
+    assert "--resume runs/mine" in again.stderr
+    second = halfstep(*train, "--steps", "4", "--record", "second.jsonl", "--fresh", "--json")
+    assert second.exit_code == 0
+    assert "saved in runs/mine-2" in second.stderr
+    differ = halfstep("diff", "first.jsonl", "second.jsonl")
+    assert differ.exit_code == 1
+    assert "step 1 differs first, by lr: 0.01 against 0.02" in differ.stdout
+    resumed = halfstep(*train, "--steps", "6", "--resume", "runs/mine-2", "--json")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert runs_in(resumed)[0]["id"] == runs_in(second)[0]["id"] != runs_in(first)[0]["id"]
+    assert runs_in(resumed)[0]["steps"][:4] == runs_in(second)[0]["steps"]
+    wrong = halfstep(*train, "--steps", "6", "--resume", "runs/mine", "--save-to", "runs/mine-3")
+    assert "goes on with lr=0.01 of its checkpoint; the recipe's 0.02 is not used" in wrong.stderr
+
+
+def test_fresh_without_effect_is_refused(halfstep: Invoke) -> None:
+    for options in (["--fresh"], ["--fresh", "--save-every", "2", "--resume", "runs/mine"]):
+        result = halfstep("train", "my.py:build", *options)
+        assert result.exit_code == 2
+        assert "--fresh starts a new run" in result.stderr

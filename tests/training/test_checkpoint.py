@@ -99,7 +99,7 @@ def test_save_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
 
 def test_save_inside_a_window_or_to_nowhere_is_an_error(tmp_path: Path) -> None:
     engine = build(("adamw", "default"), "fp32")
-    with pytest.raises(ValueError, match=r"cannot write the checkpoint .*No such file"):
+    with pytest.raises(ValueError, match=r"cannot write .*run.pt.*No such file"):
         hs.save_checkpoint(tmp_path / "missing" / "run.pt", engine)
     engine.backward(loss_fn(engine.model, torch.ones(4, 8)))
     with pytest.raises(RuntimeError, match="inside an open window"):

@@ -142,7 +142,7 @@ def test_best_checkpoint_is_that_of_the_best_validation(
         checkpoints=hs.CheckpointFolder(tmp_path, every=1, keep=1),
         **SETTINGS,
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "step-00000005.pt"]
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["best.pt", "step-00000005.pt"]
     content = read_checkpoint(tmp_path / "best.pt")
     assert len(content["extra"]["run"]["steps"]) == best
     hs.fit(SMALL, steps=best, checkpoints=hs.CheckpointFolder(tmp_path / "alone", best), **SETTINGS)
@@ -275,7 +275,7 @@ def test_keep_best_without_validations_or_with_another_name_is_refused(tmp_path:
             validate_every=1,
             **SETTINGS,
         )
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_validate_every_of_a_recipe_without_validate_is_refused() -> None:

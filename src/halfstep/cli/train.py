@@ -68,6 +68,12 @@ def train(
         Path | None,
         typer.Option(help="Go on from a checkpoint, or from the newest one in a folder."),
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Where a run lies in the folder already, save into a new one beside it."
+        ),
+    ] = False,
     validate_every: Annotated[
         int | None,
         typer.Option(help="Steps between two validations; default: before and after the run."),
@@ -133,10 +139,15 @@ def train(
         best = Best.parse(metric)
         if keep_best and save_every is None:
             raise BadValueError("--keep-best needs --save-every, whose folder best.pt lies in.")
+        if fresh and (save_every is None or resume is not None):
+            raise BadValueError(
+                "--fresh starts a new run where --save-every saves; it has no effect without"
+                " --save-every or with --resume."
+            )
         checkpoints = None
         if save_every is not None:
             folder = save_to or Path("runs") / loaded.name
-            checkpoints = CheckpointFolder(folder, save_every, keep)
+            checkpoints = CheckpointFolder(folder, save_every, keep, fresh)
         with page_file(report) as page, RunFiles(record, formats) as files, progress.running():
 
             def fit_in(name: str) -> RunRecord:

@@ -10,7 +10,7 @@ from halfstep.records.floats import decode_floats, encode_floats
 from halfstep.records.step import StepRecord
 
 # In the order in which one explains the next: other data, another rate, another scale, ...
-COMPARED = ("batch", "lr", "loss_scale", "updated", "grad_norm", "loss", "checksum")
+COMPARED = ("data", "batch", "lr", "loss_scale", "updated", "grad_norm", "loss", "checksum")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from halfstep.records.step import StepRecord
 FORMAT_VERSION = 1
 Status = Literal["running", "finished", "stopped", "interrupted", "collapsed"]
 
-_TEXT_FIELDS = ("recipe", "format", "reason", "device", "torch", "started", "unit", "status")
+_TEXT_FIELDS = ("id", "recipe", "format", "reason", "device", "torch", "started", "unit", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class RunRecord:
         duration_s: Seconds spent in training steps (validation excluded).
         status: How the run ended: "stopped" is early, because `fit(stop=...)` said so.
         validations: Those of ``fit(validate_every=...)``, the last one after the last step.
+        id: Of the run, also after a resume; empty in records of earlier versions.
     """
 
     recipe: str
@@ -71,6 +72,7 @@ class RunRecord:
     duration_s: float = 0.0
     status: Status = "running"
     validations: list[Validation] = field(default_factory=list)
+    id: str = ""
 
     @property
     def num_updates(self) -> int:
@@ -93,7 +95,7 @@ class RunRecord:
         """First line of the file: everything known before the first step."""
         data = self._scalars()
         known = ("recipe", "format", "reason", "device", "torch", "started", "unit", "settings")
-        return {"halfstep_run": FORMAT_VERSION, **{key: data[key] for key in known}}
+        return {"halfstep_run": FORMAT_VERSION, **{key: data[key] for key in ("id", *known)}}
 
     def footer(self) -> dict[str, Any]:
         """Last line of the file: everything known after the last step."""

@@ -34,6 +34,7 @@ class StepRecord:
         consumed: Sum of divisors over all committed updates, this one included.
         batch: Number of micro-batches before this window, where a run knows it: with the recipe's
             fixed order it says which data the step saw.
+        data: Checksum of the content of the window's batches, where a run knows it.
         diagnosis: What a replay of a skipped window found, where the engine was asked for it.
         fallback: Format that the whole run goes on in from the next step, after a collapse of the
             loss scale that the engine was allowed to survive.
@@ -64,6 +65,7 @@ class StepRecord:
     lost_updates: dict[str, float] | None = None
     per_optimizer: dict[str, StepRecord] | None = None
     zero_gradient_fraction: float | None = None
+    data: str | None = None
 
     @property
     def skipped(self) -> bool:
@@ -81,7 +83,7 @@ class StepRecord:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepRecord:
         """The inverse of `to_dict`."""
-        texts = {"reason", "checksum", "diagnosis", "fallback"}
+        texts = {"reason", "checksum", "data", "diagnosis", "fallback"}
         fields = {k: v if k in texts else decode_floats(v) for k, v in data.items()}
         if fields.get("diagnosis") is not None:
             fields["diagnosis"] = WindowDiagnosis.from_dict(fields["diagnosis"])

@@ -10,8 +10,6 @@ goes there by itself.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import hashlib
 import io
 import logging
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from halfstep.records import BadValueError, RecipeError
 from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.training.run.data_checksum import data_checksum
 from halfstep.training.run.data_generators import Generators, parts_of, single_pass_from_outside
 from halfstep.training.run.data_stream import DataStream
 from halfstep.training.run.recipe import Recipe
@@ -48,6 +47,7 @@ class Batches:
     Attributes:
         passes: How many are finished.
         drawn: Batches drawn in the present one.
+        checksum: Of the content of the last one; empty before the first.
 
     Raises:
         RecipeError: `batches()` returns nothing to iterate, or an iterator that was made outside.
@@ -59,6 +59,7 @@ class Batches:
         self._stream = DataStream(seed)
         self.passes = 0
         self.drawn = 0
+        self.checksum = ""
         self._iterator: Iterator[Any] | None = None
         self._first_digest: str | None = None
         self._is_fresh = True
@@ -92,8 +93,9 @@ class Batches:
         batch = self._draw()
         if batch is not END:
             self.drawn += 1
+            self.checksum = data_checksum(batch)
             if self._is_fresh and self._first_digest is None:
-                self._first_digest = _digest(batch)
+                self._first_digest = self.checksum
         return batch
 
     def state(self) -> dict[str, Any] | None:
@@ -103,6 +105,7 @@ class Batches:
         return {
             "passes": self.passes,
             "drawn": self.drawn,
+            "checksum": self.checksum,
             "pass_start": self._pass_start,
             "now": self._random_state(),
             "source": self._own_state(),
@@ -124,15 +127,30 @@ class Batches:
         if state["drawn"]:
             self._set_random_state(state["pass_start"])
             self._begin_pass(own)
+            batch = END
             for count in range(state["drawn"] if own is None else 0):
-                if self._draw() is END:
+                if (batch := self._draw()) is END:
                     raise BadValueError(
                         f"a pass over the batches of recipe {self._recipe.name!r} ends after"
                         f" {count}, the checkpoint was saved after {state['drawn']} of one; resume"
                         " with the data of that run."
                     )
             self.drawn = state["drawn"]
+            if batch is not END:
+                self._compare(data_checksum(batch), state.get("checksum"))
         self._set_random_state(state["now"])
+
+    def _compare(self, found: str, saved: str | None) -> None:
+        if saved and found != saved:
+            logger.warning(
+                "batch %d of pass %d of recipe %r is another one than in the run that wrote the"
+                " checkpoint: content or order of the data has changed, and the run goes on with"
+                " other data than a straight run would see. Take the order from a generator that"
+                " is seeded inside batches()",
+                self.drawn,
+                self.passes + 1,
+                self._recipe.name,
+            )
 
     def skip(self, count: int) -> None:
         """Draw and drop."""
@@ -242,7 +260,7 @@ class Batches:
             return f"a second call of batches() failed ({type(error).__name__}: {error})"
         finally:
             self._set_random_state(now)
-        if _digest(batch) == self._first_digest:
+        if data_checksum(batch) == self._first_digest:
             return None
         return (
             "a second call of batches() gave another first batch; take its order from torch's,"
@@ -283,6 +301,9 @@ class Windows:
         accumulate: Micro-batches per window.
         device: Where they go.
         position: Windows drawn before, from which the number of a batch follows.
+
+    Attributes:
+        checksum: Of the content of the last window; see `data_checksum`.
     """
 
     def __init__(
@@ -290,13 +311,18 @@ class Windows:
     ) -> None:
         self.batches = batches
         self.position = position
+        self.checksum = ""
         self._accumulate = accumulate
         self._device = device
 
     def next(self) -> list[Any]:
         """The next window."""
-        window = [to_device(self.batches.next(), self._device) for _ in range(self._accumulate)]
+        window, checksums = [], []
+        for _ in range(self._accumulate):
+            window.append(to_device(self.batches.next(), self._device))
+            checksums.append(self.batches.checksum)
         self.position += 1
+        self.checksum = checksums[0] if self._accumulate == 1 else data_checksum(checksums)
         return window
 
 
@@ -389,16 +415,3 @@ def _end_workers(source: Any) -> None:
     """Let a DataLoader start its workers again: their random state goes on over passes."""
     if getattr(source, "persistent_workers", False) and not _has_state(source):
         source._iterator = None
-
-
-def _digest(batch: Any) -> str:
-    """Checksum of tensors, numbers and texts; other objects are left out."""
-    digest = hashlib.blake2b(digest_size=8)
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-            host = leaf.detach().cpu().contiguous()
-            digest.update(f"{host.dtype}{tuple(host.shape)}".encode())
-            digest.update(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
-        elif isinstance(leaf, (int, float, str, bytes)):
-            digest.update(repr(leaf).encode())
-    return digest.hexdigest()

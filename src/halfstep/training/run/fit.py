@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 
 from halfstep.precision import PrecisionSetting
 from halfstep.records import BadValueError, RunRecord, ScaleCollapse, StepRecord
-from halfstep.training.checkpoint.folder import CheckpointFolder, resume_run
+from halfstep.training.checkpoint.folder import CheckpointFolder
+from halfstep.training.checkpoint.resume import resume_run
 from halfstep.training.run.build import build_engine, described_settings
 from halfstep.training.run.data import open_windows
 from halfstep.training.run.loop import Loop
@@ -90,6 +92,7 @@ def fit(
         recipe, precision=precision, max_norm=max_norm, seed=seed, device=place, diagnose=diagnose
     )
     run = RunRecord(
+        id=secrets.token_hex(4),
         recipe=recipe.name,
         format=engine.policy.format,
         reason=engine.policy.reason,
@@ -105,11 +108,12 @@ def fit(
         run.settings["policy"] = str(engine.policy)
     if validate_every is not None:
         run.settings["validate_every"] = validate_every
-    saved = None
+    saved = file = None
     if resume is not None:
-        run, saved = resume_run(Path(resume), run, engine)
+        file, saved = resume_run(Path(resume), run, engine)
+    folder = checkpoints.open(run, file) if checkpoints is not None else None
     data = open_windows(recipe, seed=seed, accumulate=accumulate, device=place, saved=saved)
-    loop = Loop(engine, recipe, data, run, checkpoints, plan, checksums, on_step)
+    loop = Loop(engine, recipe, data, run, folder, plan, checksums, on_step)
     try:
         if resume is None:
             run.initial_validation = validate(recipe, engine)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from halfstep.records import RunRecord, ScaleCollapse, StepRecord, Validation
-from halfstep.training.checkpoint.folder import CheckpointFolder
+from halfstep.training.checkpoint.folder import RunFolder
 from halfstep.training.engine.engine import Engine
 from halfstep.training.run.build import state_checksum
 from halfstep.training.run.data import Windows
@@ -30,13 +30,13 @@ class Loop:
     recipe: Recipe
     data: Windows
     run: RunRecord
-    checkpoints: CheckpointFolder | None
+    checkpoints: RunFolder | None
     plan: ValidationPlan
     checksums: bool
     on_step: Callable[[RunRecord, StepRecord], None] | None
     _trend: ScaleTrend = field(default_factory=ScaleTrend)
     # read one step late, when the host need not wait any more
-    _pending: list[tuple[StepOutcome, Readback | None]] = field(default_factory=list)
+    _pending: list[tuple[StepOutcome, Readback | None, str]] = field(default_factory=list)
     _has_saved: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Loop:
             if self._pending:
                 self._note_oldest()
             if collapse.record is not None:
-                self._note(collapse.record)
+                self._note(collapse.record, self.data.checksum)
             raise
         finally:
             if zeros is not None:
@@ -86,7 +86,8 @@ class Loop:
             return  # saved after the step at which this run stopped
         for step in range(first, last + 1):
             outcome = self.engine.train_step(self.data.next(), self.recipe.loss_fn)
-            self._pending.append((outcome, zeros.take() if zeros else None))
+            seen = self.data.checksum
+            self._pending.append((outcome, zeros.take() if zeros else None, seen))
             is_save_due = self.checkpoints is not None and self.checkpoints.is_due(step)
             is_validation_due = self.plan.is_due(step)
             asks = self.plan.asks_after(step)
@@ -107,13 +108,14 @@ class Loop:
         return bool(self.plan.stop(self.run))
 
     def _note_oldest(self) -> None:
-        outcome, share = self._pending.pop(0)
-        self._note(outcome.record, share)
+        outcome, share, seen = self._pending.pop(0)
+        self._note(outcome.record, seen, share)
 
-    def _note(self, record: StepRecord, share: Readback | None = None) -> None:
+    def _note(self, record: StepRecord, seen: str, share: Readback | None = None) -> None:
         record = replace(
             record,
             zero_gradient_fraction=share.wait()[0] if share and record.updated else None,
+            data=seen,
             batch=(record.step + self._offset - 1) * self.run.settings["accumulate"],
             checksum=state_checksum(self.engine) if self.checksums else None,
         )
