@@ -20,7 +20,7 @@ from halfstep.tracing.module_paths import parameter_path
 from halfstep.training import LossSum, Recipe
 from halfstep.training.followers.buffers import BufferRollback
 from halfstep.training.rng import rng_state, set_rng_state
-from halfstep.training.run.data import one_batch, to_device
+from halfstep.training.run.windows import one_batch, to_device
 from halfstep.training.window.loss import check_loss
 from halfstep.update import power_of_two_near
 from halfstep.update.loss_scale.base import promote
