@@ -19,6 +19,8 @@ from torch import Tensor
 
 import halfstep as hs
 from halfstep.training.checkpoint.file import read_checkpoint
+from halfstep.training.run.data_stream import DataStream
+from halfstep.training.run.windows import one_batch
 
 SETTINGS: dict[str, Any] = {"precision": "fp32", "device": "cpu"}
 
@@ -267,6 +269,81 @@ def test_pass_that_finds_its_data_used_up_is_refused_with_the_remedy() -> None:
     held = Held()
     with pytest.raises(hs.RecipeError, match="yields nothing in pass 2: it uses up an iterator"):
         hs.fit(small(batches=lambda: (batch for batch in held.rows)), steps=4, **SETTINGS)
+
+
+class Program:
+    """An object of the user's, with a generator that is not the data."""
+
+    def __init__(self) -> None:
+        self.log = (str(n) for n in range(3))
+        self.rows = zip(data(), data(), strict=True)
+
+    def fine(self) -> list[Any]:
+        return data()
+
+    def single(self) -> Iterator[Any]:
+        yield from self.rows
+
+
+def test_method_is_judged_by_what_it_uses_of_its_object() -> None:
+    assert hs.fit(small(batches=Program().fine), steps=4, **SETTINGS).status == "finished"
+    with pytest.raises(hs.RecipeError, match="uses 'rows', a zip that was made outside"):
+        hs.fit(small(batches=Program().single), steps=4, **SETTINGS)
+
+
+def test_resume_check_of_a_shuffled_loader_is_equal() -> None:
+    recipe = recipe_of(SOURCES["shuffled"](), [])
+    found = hs.verify_resume(recipe, at=6, steps=5, precision="fp32")
+    assert found.comparison.step is None
+    forgotten = hs.verify_resume(recipe, at=6, steps=5, precision="fp32", without=("data",))
+    assert forgotten.comparison.step == 7
+
+
+@pytest.mark.parametrize("name", ["shuffled", "noise of torch", "generator from outside"])
+def test_doctor_looks_at_the_batch_that_the_run_sees(name: str) -> None:
+    batches = SOURCES[name]()
+    seen: list[Tensor] = []
+    hs.fit(recipe_of(batches, seen), steps=3, seed=4, **SETTINGS)
+    disturb()
+    assert torch.equal(one_batch(recipe_of(batches, []), 2, seed=4), seen[2])
+
+
+def test_global_generators_are_where_they_were_after_a_draw() -> None:
+    disturb()
+    stream = DataStream(0)
+    with stream.active():
+        inside = (torch.rand(2).tolist(), random.random(), np.random.rand())
+    outside = (torch.rand(2).tolist(), random.random(), np.random.rand())
+    disturb()
+    assert outside == (torch.rand(2).tolist(), random.random(), np.random.rand())
+    with DataStream(0).active():
+        assert inside == (torch.rand(2).tolist(), random.random(), np.random.rand())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.random.default_rng(0),
+        lambda: np.random.RandomState(0),
+        lambda: np.random.Generator(np.random.Philox(0)),
+        lambda: random.Random(0),
+    ],
+    ids=["PCG64", "RandomState", "Philox", "Random"],
+)
+def test_generator_of_any_kind_from_outside_goes_on_after_a_resume(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    def program() -> Callable[[], Any]:
+        dice = make()
+
+        def batches() -> Iterator[Tensor]:
+            for _ in range(PASS):
+                draw = dice.gauss(0, 1) if isinstance(dice, random.Random) else dice.normal()
+                yield torch.full((1, 4), float(draw))
+
+        return batches
+
+    check_resume(program, tmp_path, steps=7)
 
 
 def unseeded() -> Iterator[Tensor]:

@@ -61,7 +61,8 @@ def train(
         int | None, typer.Option(help="Steps between two checkpoints; default: none.")
     ] = None,
     save_to: Annotated[
-        Path | None, typer.Option(help="Folder of the checkpoints; default: runs/RECIPE.")
+        Path | None,
+        typer.Option(help="Folder of the checkpoints; default: --resume's, or runs/RECIPE."),
     ] = None,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = 3,
     resume: Annotated[
@@ -114,6 +115,7 @@ def train(
         from halfstep.tools.compare import compare as run_each
         from halfstep.training import Best, CheckpointFolder, fit, load_recipe
         from halfstep.training import patience as early_stop
+        from halfstep.training.checkpoint.folder import newest_checkpoint
         from halfstep.training.surroundings.processes import check_one_process
 
         check_one_process()
@@ -147,6 +149,8 @@ def train(
         checkpoints = None
         if save_every is not None:
             folder = save_to or Path("runs") / loaded.name
+            if save_to is None and resume is not None:
+                folder = newest_checkpoint(resume).parent
             checkpoints = CheckpointFolder(folder, save_every, keep, fresh)
         with page_file(report) as page, RunFiles(record, formats) as files, progress.running():
 

@@ -72,8 +72,11 @@ class Generators:
 
 def single_pass_from_outside(batches: Callable[[], Any]) -> tuple[str, str] | None:
     """Name and kind of a generator, ``zip`` or ``map`` that was made outside and is used inside."""
+    used = None
+    if isinstance(batches, MethodType) and isinstance(batches.__func__, FunctionType):
+        used = _names(batches.__func__.__code__)  # which is not all that its object has
     for name, value in held_from_outside(batches).items():
-        if isinstance(value, _SINGLE):
+        if isinstance(value, _SINGLE) and (used is None or name in used):
             return name, type(value).__name__
     return None
 
