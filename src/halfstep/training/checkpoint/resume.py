@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.optim import Optimizer
-
 from halfstep.records import BadValueError, RunRecord
+from halfstep.training.checkpoint.choices import Choices
 from halfstep.training.checkpoint.file import load_checkpoint, read_checkpoint
 from halfstep.training.checkpoint.folder import newest_checkpoint
 from halfstep.training.engine.engine import Engine
@@ -17,7 +16,6 @@ from halfstep.training.engine.engine import Engine
 logger = logging.getLogger("halfstep")
 
 _MUST_AGREE = ("accumulate", "max_norm", "seed")
-_NO_CHOICE = {"fused", "foreach", "capturable", "differentiable", "initial_lr"}
 
 
 def resume_run(path: Path, run: RunRecord, engine: Engine) -> tuple[Path, dict[str, Any]]:
@@ -37,15 +35,15 @@ def resume_run(path: Path, run: RunRecord, engine: Engine) -> tuple[Path, dict[s
             or cannot be loaded.
     """
     path = newest_checkpoint(path)
-    extra = read_checkpoint(path)["extra"]
+    content = read_checkpoint(path)
+    extra = content["extra"]
     if "run" not in extra:
         raise BadValueError(f"{str(path)!r} was not saved by halfstep train; it holds no run.")
     before = RunRecord.from_dict(extra["run"])
     _refuse_other_settings(path, before, run)
-    fresh = {name: _choices(optimizer) for name, optimizer in engine.optimizers.items()}
+    asked = Choices(engine)
     load_checkpoint(path, engine)
-    for name, choices in fresh.items():
-        _warn_of_other_choices(choices, _choices(engine.optimizers[name]))
+    asked.warn_of_unused(content, engine)
     _warn_of_other_engine(before, run)
     run.id = before.id or run.id
     run.steps = before.steps
@@ -71,45 +69,10 @@ def _refuse_other_settings(path: Path, before: RunRecord, run: RunRecord) -> Non
             )
 
 
-def _choices(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What a user chooses for each group, the rate before any schedule."""
-    return [
-        {
-            "lr": _plain(group.get("initial_lr", group["lr"])),
-            **{
-                name: _plain(value)
-                for name, value in group.items()
-                if name not in _NO_CHOICE | {"params", "lr"}
-            },
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
-
-
-def _warn_of_other_choices(here: list[dict[str, Any]], loaded: list[dict[str, Any]]) -> None:
-    """Say what a recipe asks for in vain: the state of the optimizer holds its settings."""
-    for number, (mine, saved) in enumerate(zip(here, loaded, strict=True)):
-        for name in mine.keys() & saved.keys():
-            if mine[name] != saved[name]:
-                group = f" of group {number}" if len(here) > 1 else ""
-                logger.warning(
-                    "the run goes on with %s=%s%s of its checkpoint; the recipe's %s is not used."
-                    " Start afresh to train with it",
-                    name,
-                    saved[name],
-                    group,
-                    mine[name],
-                )
-
-
 def _warn_of_other_engine(before: RunRecord, run: RunRecord) -> None:
     was: Mapping[str, Any] = before.settings.get("engine", {})
     now: Mapping[str, Any] = run.settings.get("engine", {})
-    for name in sorted(was.keys() | now.keys()):
+    for name in sorted((was.keys() | now.keys()) - {"loss_scale"}):  # it is in the checkpoint
         if was.get(name) != now.get(name):
             logger.warning(
                 "the run was saved with the engine setting %s=%s, and goes on with %s",
