@@ -130,6 +130,55 @@ def test_checkpoint_of_another_run_in_the_folder_is_refused(tmp_path: Path) -> N
         train(tmp_path / "b", steps=8, resume=tmp_path / "b")
 
 
+def test_folder_that_another_run_took_meanwhile_is_left_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home, others = tmp_path / "mine", []
+
+    def start_another(run: hs.RunRecord, step: hs.StepRecord) -> None:
+        if step.step == 1:  # both found the folder free, and this one saves first
+            others.append((train(home, lr=0.02), content(home)))
+
+    slow = train(home, steps=6, keep=1, on_step=start_another)
+    ((fast, before),) = others
+    assert content(home) == before
+    assert json.loads((home / "run.json").read_text())["id"] == fast.id
+    beside = tmp_path / "mine-2"
+    assert sorted(content(beside)) == ["run.json", "step-00000006.pt"]
+    assert json.loads((beside / "run.json").read_text())["id"] == slow.id
+    assert f"the run {fast.id} has begun to save in {home} meanwhile" in caplog.text
+    assert f"this one ({slow.id}) is saved in {beside}" in caplog.text
+
+
+def test_save_that_was_killed_before_it_was_noted_is_the_runs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".pt":
+            raise Killed
+        path.unlink(missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(Killed):
+            train(tmp_path, steps=4, every=2, keep=1)
+    assert sorted(content(tmp_path)) == ["run.json", "step-00000002.pt", "step-00000004.pt"]
+    train(tmp_path, steps=6, every=2, keep=1, resume=tmp_path)
+    assert sorted(content(tmp_path)) == ["run.json", "step-00000006.pt"]
+
+
+def test_folder_of_a_run_that_has_saved_nothing_names_no_resume(tmp_path: Path) -> None:
+    first = train(tmp_path, steps=2)
+    (tmp_path / "step-00000002.pt").unlink()
+    with pytest.raises(ValueError, match="which has saved nothing: start a new one") as caught:
+        train(tmp_path)
+    assert first.id in str(caught.value)
+    assert "--resume" not in str(caught.value)
+
+
 def test_folder_of_an_earlier_version_is_taken_and_can_be_gone_on_with(tmp_path: Path) -> None:
     train(tmp_path, steps=4, every=1, keep=2)
     (tmp_path / "run.json").unlink()

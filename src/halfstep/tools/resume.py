@@ -135,7 +135,7 @@ class _Twice(CheckpointFolder):
     at: tuple[int, ...] = ()
 
     def open(self, run: RunRecord, resumed: Path | None = None) -> RunFolder:
-        return _AtSteps(self.folder, 1, len(self.at), [], self.at)
+        return _AtSteps(self.folder, 1, len(self.at), [], at=self.at)
 
 
 @dataclass

@@ -58,16 +58,16 @@ class CheckpointFolder:
             BadValueError: Another run lies there, or later checkpoints of this one.
         """
         folder = self.folder
-        files: list[str] = []
         if _is_taken(folder):
             if resumed is not None and resumed.parent.resolve() == folder.resolve():
                 files = _own_files(folder, run)
-            elif self.fresh:
+                return RunFolder(folder, self.every, self.keep, files, is_ours=True)
+            if self.fresh:
                 folder = _free_beside(folder)
                 logger.info("the run is saved in %s; %s holds another one", folder, self.folder)
             else:
                 raise BadValueError(_whose(folder))
-        return RunFolder(_made(folder), self.every, self.keep, files)
+        return RunFolder(_made(folder), self.every, self.keep, [])
 
 
 @dataclass
@@ -79,12 +79,14 @@ class RunFolder:
         every: Steps between two checkpoints.
         keep: How many of the newest stay.
         files: Names of the checkpoints that this run has written and not removed, oldest first.
+        is_ours: Whether ``run.json`` names this run; else the first save sees to it.
     """
 
     folder: Path
     every: int
     keep: int
     files: list[str]
+    is_ours: bool = False
 
     def is_due(self, step: int) -> bool:
         """Whether to save after this step."""
@@ -102,12 +104,15 @@ class RunFolder:
             data: Where the run is in them, as plain data and tensors.
         """
         name = f"step-{len(run.steps):08d}.pt"
-        save_checkpoint(self.folder / name, engine, extra=_extra(run, position, data))
+        self._claim(run)
         self.files = [*(file for file in self.files if file != name), name]
-        old, self.files = self.files[: -self.keep], self.files[-self.keep :]
-        self._describe(run)
+        self._describe(run)  # first, so that a file of a save that is killed here is the run's own
+        save_checkpoint(self.folder / name, engine, extra=_extra(run, position, data))
+        old, kept = self.files[: -self.keep], self.files[-self.keep :]
         for file in old:
             (self.folder / file).unlink(missing_ok=True)
+        self.files = kept
+        self._describe(run)
 
     def save_best(
         self, engine: Engine, run: RunRecord, position: int, data: dict[str, Any] | None = None
@@ -117,14 +122,45 @@ class RunFolder:
         Args:
             engine, run, position, data: As for `save`.
         """
+        self._claim(run)
         save_checkpoint(self.folder / _BEST, engine, extra=_extra(run, position, data))
-        self._describe(run)
+
+    def _claim(self, run: RunRecord) -> None:
+        """Make the folder this run's, or take the next one if another run was faster."""
+        while not self.is_ours:
+            if not _is_taken(self.folder) and self._create(run):
+                self.is_ours = True
+                return
+            taken, self.folder = self.folder, _made(_free_beside(self.folder))
+            logger.warning(
+                "the run %s has begun to save in %s meanwhile; this one (%s) is saved in %s",
+                _owner(taken),
+                taken,
+                run.id,
+                self.folder,
+            )
+
+    def _create(self, run: RunRecord) -> bool:
+        """Write the first ``run.json``, unless there is one by now."""
+        try:
+            with (self.folder / _ABOUT).open("x", encoding="utf-8") as file:
+                file.write(self._text(run))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise BadValueError(
+                f"cannot write into the folder {str(self.folder)!r}: {error.strerror}."
+            ) from error
+        return True
 
     def _describe(self, run: RunRecord) -> None:
         """Write ``run.json``: whose folder this is, and which files are the run's."""
-        about = {"halfstep_run_folder": _VERSION, **run.header(), "files": self.files}
-        text = json.dumps(about, indent=2, allow_nan=False) + "\n"
+        text = self._text(run)
         write_whole(self.folder / _ABOUT, lambda file: file.write(text.encode()))
+
+    def _text(self, run: RunRecord) -> str:
+        about = {"halfstep_run_folder": _VERSION, **run.header(), "files": self.files}
+        return json.dumps(about, indent=2, allow_nan=False) + "\n"
 
 
 def newest_checkpoint(path: Path) -> Path:
@@ -155,13 +191,18 @@ def _own_files(folder: Path, run: RunRecord) -> list[str]:
 
 def _whose(folder: Path) -> str:
     about, found = _about(folder), _checkpoints(folder)
-    last = f", saved up to step {_step_of(found[-1].name)}" if found else ""
     whose = "a run"
     if about is not None:
         whose = f"the run {about.get('id')} of {about.get('recipe')} ({about.get('started')})"
+    has_saved, go_on = ", which has saved nothing", ""
+    if found:
+        last = _step_of(found[-1].name)
+        has_saved, go_on = f", saved up to step {last}", f"go on with it (--resume {folder}), "
+    elif (folder / _BEST).exists():
+        has_saved, go_on = ", saved as best.pt", f"go on with it (--resume {folder / _BEST}), "
     return (
-        f"{str(folder)!r} holds {whose}{last}: go on with it (--resume {folder}), start a new one"
-        " beside it (--fresh), or save into another folder (--save-to)."
+        f"{str(folder)!r} holds {whose}{has_saved}: {go_on}start a new one beside it (--fresh), or"
+        " save into another folder (--save-to)."
     )
 
 
@@ -176,6 +217,14 @@ def _about(folder: Path) -> dict[str, Any] | None:
             f"cannot read {str(folder / _ABOUT)!r}, which says whose folder this is ({error})."
         ) from error
     return found
+
+
+def _owner(folder: Path) -> str:
+    """Identity of the run in a folder; another process may be writing it right now."""
+    try:
+        return str((_about(folder) or {}).get("id", "?"))
+    except BadValueError:
+        return "?"
 
 
 def _is_taken(folder: Path) -> bool:
