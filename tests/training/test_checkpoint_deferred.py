@@ -6,7 +6,8 @@ engine takes the road of an accelerator, late commit included.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,33 @@ def test_optimizer_outlives_its_engine() -> None:
     optimizer = engine.optimizer
     del engine, step
     assert len(optimizer.state_dict()["param_groups"]) == 1
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    """Accelerate keeps its settings in process-wide singletons and adds a warning filter."""
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    states = accelerate.state.AcceleratorState, accelerate.state.GradientState
+    with warnings.catch_warnings():
+        yield accelerate.Accelerator(cpu=True)
+    states[0]._reset_state(reset_partial_state=True)
+    states[1]._reset_state()
+
+
+def test_optimizer_in_a_wrapper_is_taken_and_saved(tmp_path: Path, accelerator: Any) -> None:
+    # Accelerate's wrapper is an Optimizer that never called its base class
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    wrapped = accelerator.prepare(inner)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(wrapped, 0.5)
+    engine = hs.Engine(model, wrapped, precision="fp32", schedule=schedule)
+    engine.train_step([(X,)], lambda m, b: m(b[0]).square().mean())
+    hs.save_checkpoint(tmp_path / "run.pt", engine)
+    content = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert content["optimizer"]["optimizer"]["param_groups"][0]["lr"] == RATES[1]
+    hs.load_checkpoint(tmp_path / "run.pt", engine)
+    assert engine.num_updates == 1
+    plain, _ = build()
+    hs.load_checkpoint(tmp_path / "run.pt", plain)
+    assert rate(plain) == RATES[1]

@@ -607,5 +607,9 @@ def _settle_before_states(update: Update) -> None:
             living.settle()
 
     for slot in update.slots:
-        slot.optimizer.register_state_dict_pre_hook(settle)
-        slot.optimizer.register_load_state_dict_pre_hook(settle)
+        optimizer: Any = slot.optimizer
+        if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+            optimizer = getattr(optimizer, "optimizer", None)  # in a wrapper such as Accelerate's
+        if isinstance(optimizer, Optimizer):
+            optimizer.register_state_dict_pre_hook(settle)
+            optimizer.register_load_state_dict_pre_hook(settle)
