@@ -79,4 +79,4 @@ def test_records_of_two_runs_differ_by_their_data_first() -> None:
     found = compare_steps(left.steps, right.steps)
     assert found.step == 1
     assert next(iter(found.differences)) == "data"
-    assert "differs first, by data" in str(found)
+    assert "differs first, by other data" in str(found)
