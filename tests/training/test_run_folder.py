@@ -224,11 +224,37 @@ def test_resume_says_which_settings_of_the_recipe_are_not_used(
     assert caplog.text == ""
 
 
-def test_resume_with_other_data_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resume_with_other_data_is_refused_and_trains_nothing(tmp_path: Path) -> None:
     train(tmp_path)
+    before = content(tmp_path)
     other = recipe(batches=lambda: [batch + 1 for batch in BATCHES])
-    train(tmp_path, steps=6, resume=tmp_path, recipe=other)
-    assert "batch 4 of pass 1 of recipe 'mine' is another one than in the run" in caplog.text
+    steps: list[hs.StepRecord] = []
+    text = (
+        r"batch 4 of pass 1 of recipe 'mine' is another one .*seeded inside batches\(\), or start"
+    )
+    with pytest.raises(ValueError, match=text):
+        train(
+            tmp_path,
+            steps=6,
+            resume=tmp_path,
+            recipe=other,
+            on_step=lambda run, step: steps.append(step),
+        )
+    assert steps == []
+    assert content(tmp_path) == before
+
+
+def test_resume_goes_on_with_data_that_was_said_not_to_repeat(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = iter(range(1000))
+    unsteady = recipe(batches=lambda: [batch + next(made) for batch in BATCHES])
+    train(tmp_path, recipe=unsteady)
+    assert "the data of this run cannot be resumed" in caplog.text
+    for steps in (6, 8):  # the second resume still knows it
+        caplog.clear()
+        assert train(tmp_path, steps=steps, resume=tmp_path, recipe=unsteady).status == "finished"
+        assert "the run goes on with other data than a straight one" in caplog.text
 
 
 def test_old_records_without_identity_load(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class Batches:
         self._first_digest: str | None = None
         self._is_fresh = True
         self._has_warned = False
+        self._repeats = True  # as far as is known
         _refuse_single_pass(recipe)
         self._outside = Generators(recipe.batches, None)
         self._origin = {"stream": self._stream.state(), "generators": self._outside.state()}
@@ -104,6 +105,7 @@ class Batches:
             "passes": self.passes,
             "drawn": self.drawn,
             "checksum": self.checksum,
+            "repeats": self._repeats,
             "pass_start": self._pass_start,
             "now": self._random_state(),
             "source": self._own_state(),
@@ -116,9 +118,11 @@ class Batches:
             state: From `state`.
 
         Raises:
-            BadValueError: This pass has fewer batches than were drawn of it.
+            BadValueError: This pass has fewer batches than were drawn of it, or another one where
+                the run that wrote the checkpoint drew its last.
         """
         self._is_fresh = False
+        self._repeats = state.get("repeats", True)
         self.passes = state["passes"]
         self._is_unused = not self.passes
         own = state["source"] if _has_state(self._source) else None
@@ -139,16 +143,20 @@ class Batches:
         self._set_random_state(state["now"])
 
     def _compare(self, found: str, saved: str | None) -> None:
-        if saved and found != saved:
-            logger.warning(
-                "batch %d of pass %d of recipe %r is another one than in the run that wrote the"
-                " checkpoint: content or order of the data has changed, and the run goes on with"
-                " other data than a straight run would see. Take the order from a generator that"
-                " is seeded inside batches()",
-                self.drawn,
-                self.passes + 1,
-                self._recipe.name,
-            )
+        """Whether the batch drawn last is that of the run that wrote the checkpoint."""
+        if not saved or found == saved:
+            return
+        text = (
+            f"batch {self.drawn} of pass {self.passes + 1} of recipe {self._recipe.name!r} is"
+            " another one than in the run that wrote the checkpoint"
+        )
+        if not self._repeats:  # said when it was saved, and a run that stopped has to go on
+            logger.warning("%s: the run goes on with other data than a straight one", text)
+            return
+        raise BadValueError(
+            f"{text}: the data or its order has changed. Resume with that run's data, in an order"
+            " from a generator that is seeded inside batches(), or start a new run."
+        )
 
     def skip(self, count: int) -> None:
         """Draw and drop."""
@@ -167,6 +175,7 @@ class Batches:
             reason = self._how_second_call_differs()
         else:
             reason = None
+        self._repeats &= reason is None
         return reason and f"the data of this run cannot be resumed: {reason}."
 
     def close(self) -> None:
