@@ -224,7 +224,7 @@ def test_story_of_two_runs(halfstep: Invoke, folder: Path) -> None:
     first = halfstep(*train, "--steps", "4", "--record", "first.jsonl", "--json")
     assert first.exit_code == 0
     text = (folder / "my.py").read_text()
-    (folder / "my.py").write_text(text.replace("lr=0.01", "lr=0.02"))
+    (folder / "my.py").write_text(text.replace("lr=0.01", "lr=0.0200"))
     again = halfstep(*train, "--steps", "4", "--record", "second.jsonl")
     assert again.exit_code == 2
     assert "'runs/mine' holds the run" in again.stderr
