@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.records import BadTypeError
+from halfstep.records.keywords import explains_fields
+from halfstep.training import other_names
 from halfstep.training.followers.schedule import Schedule
 from halfstep.training.window.loss import LossSum
 
 
+@explains_fields("Recipe", other_names.RECIPE)
 @dataclass(frozen=True)
 class Recipe:
     """What `fit`, and every tool, trains.
