@@ -23,6 +23,8 @@ from halfstep.records import (
     ScaleCollapse,
     StepRecord,
 )
+from halfstep.records.keywords import explains_keywords
+from halfstep.training import other_names
 from halfstep.training.checkpoint.folder import CheckpointFolder, resume_run
 from halfstep.training.engine.engine import Engine
 from halfstep.training.rng import rng_state, set_rng_state
@@ -31,12 +33,14 @@ from halfstep.training.run.recipe import Recipe
 from halfstep.training.run.scale_trend import ScaleTrend
 from halfstep.training.run.zero_gradients import ZeroGradients
 from halfstep.training.surroundings.processes import check_one_process
+from halfstep.training.window.micro_batches import Window
 from halfstep.update import StepOutcome
 from halfstep.update.readback import Readback
 
 logger = logging.getLogger("halfstep")
 
 
+@explains_keywords("fit", other_names.FIT)
 def fit(
     recipe: Recipe,
     *,
@@ -202,7 +206,7 @@ def _train(
 
 def _windows(recipe: Recipe, accumulate: int, device: torch.device) -> Iterator[list[Any]]:
     """Windows of `accumulate` batches without end; a finite sequence starts again."""
-    window: list[Any] = []
+    window = Window[Any]()
     while True:
         empty = True
         for batch in recipe.batches():
@@ -210,7 +214,7 @@ def _windows(recipe: Recipe, accumulate: int, device: torch.device) -> Iterator[
             window.append(to_device(batch, device))
             if len(window) == accumulate:
                 yield window
-                window = []
+                window = Window()
         if empty:
             raise RecipeError(f"batches() of recipe {recipe.name!r} yields nothing.")
 
