@@ -132,10 +132,10 @@ def test_tensorboard_reads_back_what_the_scalars_were(tmp_path: Path) -> None:
     engine = two_groups(max_norm=1.0)
     windows = [torch.full((4, 1), value) for value in (1.0, 2.0, math.inf, 3.0)]
     outcomes = [engine.train_step([x], sum_loss) for x in windows]
-    with SummaryWriter(tmp_path) as writer:  # type: ignore[no-untyped-call]
+    with SummaryWriter(tmp_path) as writer:
         for outcome in outcomes:
             for name, value in outcome.scalars.items():
-                writer.add_scalar(name, value, outcome.step)  # type: ignore[no-untyped-call]
+                writer.add_scalar(name, value, outcome.step)
     read = EventAccumulator(str(tmp_path)).Reload()
     assert set(read.Tags()["scalars"]) == set(outcomes[0].scalars)
     for name in outcomes[0].scalars:
