@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from halfstep.training import LossSum as LossSum
     from halfstep.training import Recipe as Recipe
     from halfstep.training import TokenSchedule as TokenSchedule
+    from halfstep.training import Window as Window
     from halfstep.training import fit as fit
     from halfstep.training import load_checkpoint as load_checkpoint
     from halfstep.training import load_recipe as load_recipe
@@ -76,8 +77,8 @@ _HOMES = {
     "tools": "diagnose verify_resume",
     "tracing": "Trace Watch trace watch",
     "training": (
-        "Best CheckpointFolder Engine LossSum Recipe TokenSchedule fit load_checkpoint load_recipe"
-        " micro_batches patience save_checkpoint warmup_cosine"
+        "Best CheckpointFolder Engine LossSum Recipe TokenSchedule Window fit load_checkpoint"
+        " load_recipe micro_batches patience save_checkpoint warmup_cosine"
     ),
     "update": (
         "DynamicLossScale GradScaler Joint LossScale NoLossScale StaticLossScale StepOutcome veto"

@@ -39,10 +39,10 @@ def build(case: tuple[str, str], precision: str) -> hs.Engine:
     )
 
 
-def window(number: int) -> list[Tensor]:
+def window(number: int) -> hs.Window[Tensor]:
     """Two micro-batches of noise from the global generator; NaN in every fourth window."""
     factor = float("nan") if number % 4 == 2 else 1.0
-    return [torch.randn(5, 8) * factor, torch.randn(9, 8) + random.random()]
+    return hs.Window([torch.randn(5, 8) * factor, torch.randn(9, 8) + random.random()])
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> hs.LossSum:

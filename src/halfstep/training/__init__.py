@@ -9,7 +9,7 @@ from halfstep.training.run.load_recipe import load_recipe
 from halfstep.training.run.recipe import Recipe
 from halfstep.training.run.validation import Best, patience
 from halfstep.training.window.loss import LossSum
-from halfstep.training.window.micro_batches import micro_batches
+from halfstep.training.window.micro_batches import Window, micro_batches
 
 __all__ = [
     "Best",
@@ -18,6 +18,7 @@ __all__ = [
     "LossSum",
     "Recipe",
     "TokenSchedule",
+    "Window",
     "fit",
     "load_checkpoint",
     "load_recipe",

@@ -12,6 +12,8 @@ import torch
 
 from halfstep.precision import PrecisionSetting
 from halfstep.records import BadValueError, RunRecord, ScaleCollapse, StepRecord
+from halfstep.records.keywords import explains_keywords
+from halfstep.training import other_names
 from halfstep.training.checkpoint.folder import CheckpointFolder
 from halfstep.training.checkpoint.resume import resume_run
 from halfstep.training.run.build import build_engine, described_settings
@@ -24,6 +26,7 @@ from halfstep.training.surroundings.processes import check_one_process
 logger = logging.getLogger("halfstep")
 
 
+@explains_keywords("fit", other_names.FIT)
 def fit(
     recipe: Recipe,
     *,

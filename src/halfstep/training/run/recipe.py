@@ -12,11 +12,14 @@ from torch.optim import Optimizer
 
 from halfstep.precision.nearest import did_you_mean
 from halfstep.records import BadTypeError, BadValueError
+from halfstep.records.keywords import explains_fields
+from halfstep.training import other_names
 from halfstep.training.engine.engine import Engine
 from halfstep.training.followers.schedule import Schedule
 from halfstep.training.window.loss import LossSum
 
 
+@explains_fields("Recipe", other_names.RECIPE)
 @dataclass(frozen=True)
 class Recipe:
     """What `fit`, and every tool, trains.

@@ -12,6 +12,7 @@ from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.run.data import END, Batches
 from halfstep.training.run.data_checksum import data_checksum
 from halfstep.training.run.recipe import Recipe
+from halfstep.training.window.micro_batches import Window
 
 
 class Windows:
@@ -38,9 +39,9 @@ class Windows:
         self._accumulate = accumulate
         self._device = device
 
-    def next(self) -> list[Any]:
+    def next(self) -> Window[Any]:
         """The next window."""
-        window, checksums = [], []
+        window, checksums = Window[Any](), []
         for _ in range(self._accumulate):
             window.append(to_device(self.batches.next(), self._device))
             checksums.append(self.batches.checksum)
