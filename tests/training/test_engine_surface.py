@@ -111,6 +111,12 @@ def test_shared_parameters_and_a_shared_scale_are_shown_once() -> None:
     assert repr(engine).count("loss scale 2") == 1
 
 
+def test_line_of_an_engine_counts_no_lazy_parameter() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.LazyLinear(2))
+    engine = hs.Engine(model, sgd(model), precision="fp32")
+    assert "Sequential with 10 parameters" in repr(engine)
+
+
 @pytest.mark.usefixtures("kernel_decides")
 def test_line_of_an_engine_settles_nothing() -> None:
     engine = hs.Engine(

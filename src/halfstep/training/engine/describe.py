@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from halfstep.precision import Policy
@@ -47,7 +48,8 @@ def describe(
         policy: Of the run.
         counters: Of the run.
     """
-    parameters = {id(p): p.numel() for model in models.values() for p in model.parameters()}
+    found = (p for model in models.values() for p in model.parameters())
+    parameters = {id(p): p.numel() for p in found if not is_lazy(p)}
     scales = {id(scale): _scale_text(scale) for scale in loss_scales.values()}
     return (
         f"Engine({_named(models)} with {sum(parameters.values()):,} parameters,"
