@@ -98,6 +98,21 @@ def test_load_over_an_open_step_goes_on_from_the_file(by_hand: bool, tmp_path: P
     assert [step().lr for _ in range(3)] == RATES[1:4]
 
 
+def test_average_holds_the_step_that_nobody_has_looked_at() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    engine = hs.Engine(model, optimizer, precision="fp32", ema=0.5)
+    wanted = None
+    for _ in range(4):
+        engine.train_step([(X,)], lambda m, b: m(b[0]).square().mean())
+        weight = model.weight.detach()  # what the update has left; the average is by hand
+        wanted = weight.clone() if wanted is None else 0.5 * wanted + 0.5 * weight
+    assert engine.ema is not None
+    assert int(engine.ema.n_averaged) == 4
+    assert torch.allclose(engine.ema.module.weight, wanted, rtol=4 * 2.0**-23, atol=0)  # type: ignore[arg-type]
+
+
 def test_optimizer_outlives_its_engine() -> None:
     engine, step = build()
     step()

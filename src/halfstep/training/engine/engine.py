@@ -239,12 +239,19 @@ class Engine:
 
     @property
     def ema(self) -> AveragedModel | None:
-        """The averaged weights, ``None`` without."""
+        """The averaged weights after the previous step, ``None`` without.
+
+        Syncs: waits for that step.
+        """
         return the_only("ema", "emas", self.emas.values(), self.emas)
 
     @property
     def emas(self) -> dict[str, AveragedModel | None]:
-        """Model name to its averaged weights."""
+        """Model name to its averaged weights.
+
+        Syncs: waits for the previous step, which is in the average then.
+        """
+        self._update.settle()
         return dict(self._followers.emas)
 
     @property
@@ -286,8 +293,7 @@ class Engine:
         """Commit the previous step, schedule and average included, if nobody has looked at it yet.
 
         Only a fused optimizer on an accelerator leaves a step open. `save_checkpoint`, `state_dict`
-        of engine and optimizer, and every attribute that counts do it by themselves; call it before
-        you read the average.
+        of engine and optimizer, `ema` and every attribute that counts do it by themselves.
 
         Syncs: waits for that step.
         """
