@@ -7,7 +7,6 @@ import io
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -161,23 +160,62 @@ def test_step_hooks_are_called_and_close_the_direct_road() -> None:
     assert (calls, roads_used(update) is not None) == ([1], True)
 
 
-def test_tensor_learning_rate_closes_the_direct_road_and_is_used() -> None:
-    # oracle: the same run with a float
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+def test_tensor_learning_rate_takes_the_direct_road_to_the_bit(kind: type[Optimizer]) -> None:
+    # oracle: torch's own fused step; the rate moves on the way, as a schedule moves it
     results = []
-    for lr in (0.1, torch.tensor(0.1)):
+    for is_ours in (False, True):
         torch.manual_seed(0)
         params = [Parameter(torch.randn(shape)) for shape in SHAPES]
-        optimizer = torch.optim.AdamW(params, lr=lr, fused=True)
+        rate = torch.tensor(0.1)
+        optimizer = kind(params, lr=rate, fused=True)  # type: ignore[call-arg]
         update = one_update(optimizer, hs.StaticLossScale(4.0))
         for seed in range(3):
             set_gradients(params, seed)
-            outcome = run_update(update, window())
-        assert outcome.lr == pytest.approx(0.1)
-        assert (roads_used(update) is None) == isinstance(lr, Tensor)
+            if is_ours:
+                assert run_update(update, window()).lr == pytest.approx(float(rate))
+            else:
+                stock_step(optimizer, 4.0)
+            rate.mul_(0.5)
+        assert not is_ours or roads_used(update) is not None
         results.append([p.detach() for p in params])
-    eps = torch.finfo(torch.float32).eps
-    for a, b in zip(*results, strict=True):
-        assert torch.allclose(a, b, rtol=8 * eps, atol=8 * eps)
+    for stock, ours in zip(*results, strict=True):
+        assert torch.equal(stock, ours)
+
+
+def test_tensor_learning_rate_of_float64_is_left_to_torch() -> None:
+    # the kernels for devices read a pointer to float32
+    torch.manual_seed(0)
+    params = [Parameter(torch.randn(shape)) for shape in SHAPES]
+    optimizer = torch.optim.AdamW(params, lr=torch.tensor(0.1, dtype=torch.float64), fused=True)
+    update = one_update(optimizer, hs.StaticLossScale(4.0))
+    for seed in range(2):
+        set_gradients(params, seed)
+        assert run_update(update, window()).updated
+    assert roads_used(update) is None
+
+
+def test_capturable_optimizer_takes_the_direct_road_to_the_bit() -> None:
+    # oracle: torch's own fused step; capturable says no more than that a graph may capture it
+    results = []
+    for is_ours in (False, True):
+        torch.manual_seed(0)
+        params = [Parameter(torch.randn(shape)) for shape in SHAPES]
+        optimizer = torch.optim.AdamW(params, lr=0.1, fused=True)
+        update = one_update(optimizer, hs.StaticLossScale(4.0))
+        for seed in range(3):
+            set_gradients(params, seed)
+            for group in optimizer.param_groups:
+                group["capturable"] = seed > 0  # torch refuses it on a CPU
+            if is_ours:
+                assert run_update(update, window()).updated
+                continue
+            optimizer.param_groups[0]["capturable"] = False
+            stock_step(optimizer, 4.0)
+        assert not is_ours or roads_used(update) is not None
+        results.append([p.detach() for p in params])
+    for stock, ours in zip(*results, strict=True):
+        assert torch.equal(stock, ours)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
 from halfstep.training.call_site import call_of
+from halfstep.training.followers.average import AverageUpdate, EmaUpdate
 from halfstep.training.followers.buffers import BufferRollback
 from halfstep.training.followers.schedule import (
     Schedule,
@@ -48,7 +49,9 @@ class Followers:
         rolls_back: bool,
     ) -> None:
         self.emas = dict(emas)
-        self._models = dict(models)
+        self._averages = {
+            name: AverageUpdate(ema, models[name]) for name, ema in emas.items() if ema is not None
+        }
         self._slots = list(slots)
         self._schedules = dict(schedules)
         self._slots_of = {name: _slots_of(model, slots) for name, model in models.items()}
@@ -111,11 +114,9 @@ class Followers:
                 the same, and everything else has followed it.
         """
         errors: list[BaseException] = []
-        for name, ema in self.emas.items():
-            if ema is None:
-                continue
+        for name, average in self._averages.items():
             if movers := [slot for slot in self._slots_of[name] if slot in slots]:
-                _carry_on(errors, self._average, name, ema, movers[0])
+                _carry_on(errors, self._average, average, movers[0])
         for slot in slots:
             if self._schedules[slot.name] is not None:
                 _carry_on(errors, self._advance, slot)
@@ -155,9 +156,9 @@ class Followers:
             if watch is not None:
                 watch.remember()
 
-    def _average(self, name: str, ema: AveragedModel, slot: OptimizerSlot) -> None:
+    def _average(self, average: AverageUpdate, slot: OptimizerSlot) -> None:
         try:
-            ema.update_parameters(self._models[name])
+            average()
         except Exception as error:
             raise CallOrderError(
                 f"the average of the weights failed after update {slot.counters.num_updates} was"
@@ -244,8 +245,7 @@ def as_averaged(ema: AveragedModel | float | None, model: nn.Module) -> Averaged
         )
     if not 0 < ema < 1:
         raise BadValueError(f"ema must be a decay between 0 and 1, got {ema}.")
-    average = get_ema_multi_avg_fn(ema)  # type: ignore[no-untyped-call]
-    return AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+    return AveragedModel(model, multi_avg_fn=EmaUpdate(ema), use_buffers=True)
 
 
 def _match_average(saved: Mapping[str, Any], ema: AveragedModel) -> ModelEntries:

@@ -23,29 +23,49 @@ class Measured:
         gradients: With the parameters that have one.
         norm: 2-norm of the gradients as backward left them.
         unit: What they carry: scale times divisor over nominal.
-        loss_scale: The scale that the window used, as the loss scale object holds it now.
+        loss_scale: The scale that the window used: a float where the host knows it, else a copy.
         weight: What the window's sums are divided by: its divisor, or its micro-batches.
         sums: Loss total, weight and extra sums of the window.
         max_norm: Limit of the optimizer's own norm, or ``None``.
         vetoes: Conditions of the optimizer.
         left_by_clip: 2-norm after the user's clip callable, where there is one.
+        rates: Learning rates that are on a device, in the order of the groups.
     """
 
     name: str
     gradients: Gradients
     norm: Number
     unit: Number
-    loss_scale: Tensor
+    loss_scale: Number
     weight: Number
     sums: Sequence[Number]
     max_norm: float | None = None
     vetoes: Sequence[Condition] = ()
     left_by_clip: Number | None = None
+    rates: Sequence[Tensor] = ()
 
     @property
     def grads(self) -> list[Tensor]:
         """The gradients without the parameters."""
         return self.gradients.grads
+
+    @property
+    def shape(self) -> MeasuredShape:
+        """What the numbers of the step are made of."""
+        return MeasuredShape(tuple(self.vetoes), len(self.rates))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShape:
+    """What the numbers of a step are made of, without the gradients that it holds.
+
+    Attributes:
+        vetoes: Conditions of the optimizer.
+        num_rates: How many of its learning rates are on a device.
+    """
+
+    vetoes: tuple[Condition, ...]
+    num_rates: int
 
 
 @dataclass(slots=True)
@@ -59,6 +79,7 @@ class StepNumbers:
         loss_total: Sum of the window's losses.
         weight: What it is divided by: the divisor, or the number of micro-batches.
         metrics: The window's extra sums.
+        rates: Learning rates that were on a device.
     """
 
     grad_norm: float
@@ -67,6 +88,7 @@ class StepNumbers:
     loss_total: float
     weight: float
     metrics: Sequence[float]
+    rates: Sequence[float] = ()
 
 
 def reason_for(found_inf: float, weight: float) -> str | None:

@@ -9,54 +9,59 @@
 
 The formula stands here twice, side by side: on floats, where the host knows the norm (a CPU, an
 optimizer that cannot skip by itself), and on device tensors, where reading it would stall. A test
-compares the two. The drop-in scaler, whose unit is a loss scale and nothing else, leaves out on the
-device what a loss scale cannot do.
+compares the two. On the device several optimizers are judged at once, side by side in vectors: what
+a decision costs there is the number of its kernels. The drop-in scaler, whose unit is a loss scale
+and nothing else, leaves out on the device what a loss scale cannot do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from halfstep.update.optimizers.gradients import LARGEST_SCALE, SMALLEST_SCALE, values_of
+from halfstep.update.optimizers.gradients import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    in_float32_range,
+    values_of,
+)
+from halfstep.update.readback import Number, is_one, on_device
 
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 _SMALLEST_MAXIMUM = 65504.0  # FP16's; every other format that gradients have goes further
-
-Number = TypeVar("Number", float, Tensor)
+_ROUNDING = 1e-9  # more than the few float64 roundings by which a clipped norm may pass its limit
 
 
 @dataclass(slots=True)
-class Factors(Generic[Number]):
-    """What the gradients of a window allow.
+class Factors:
+    """What the gradients of a window allow, on the host.
 
     Attributes:
-        found_inf: 1.0 if the update must not happen; on the device a 0-d float32 tensor.
+        found_inf: 1.0 if the update must not happen.
         grad_norm: True norm before clipping.
         clip_coef: At most 1.
-        multiplier: What the gradients are divided by; on the device a 0-d float32 tensor.
+        multiplier: What the gradients are divided by.
     """
 
-    found_inf: Number
-    grad_norm: Number
-    clip_coef: Number
-    multiplier: Number
+    found_inf: float
+    grad_norm: float
+    clip_coef: float
+    multiplier: float
 
 
-@dataclass(frozen=True)
-class LossScaleFactors:
-    """`Factors` on the device, of gradients that carry a loss scale or nothing.
+@dataclass(slots=True)
+class DeviceFactors:
+    """`Factors` on the device; what the host knows already is a float.
 
     Attributes:
-        found_inf: 0-d float32, 1.0 if the update must not happen.
-        grad_norm: 0-d float64, the true norm before clipping.
-        clip_coef: At most 1; a tensor only where the device has to compute it.
-        multiplier: What the gradients are divided by: 1.0, or a 0-d float32 tensor.
+        found_inf: float32, 1.0 if the update must not happen.
+        grad_norm: float64, the true norm before clipping.
+        clip_coef: At most 1; 1.0 without clipping, else float64.
+        multiplier: What the gradients are divided by; float32 where it is a tensor.
     """
 
     found_inf: Tensor
@@ -76,7 +81,7 @@ def factors_on_host(
     max_norm: float | None,
     grads: Sequence[Tensor],
     norm_to_clip: float | None = None,
-) -> Factors[float]:
+) -> Factors:
     """The decision in floats; see the module for the formula.
 
     Args:
@@ -98,36 +103,87 @@ def factors_on_host(
 
 def factors_on_device(
     scaled_norm: Tensor,
-    unit: Tensor,
-    max_norm: float | None,
-    grads: Sequence[Tensor],
+    unit: Number,
+    max_norm: float | Tensor | None,
+    largest: float | Tensor,
     norm_to_clip: Tensor | None = None,
-) -> Factors[Tensor]:
-    """The decision in device tensors; nothing waits.
+) -> DeviceFactors:
+    """The decision in device tensors, of one optimizer or of several side by side.
+
+    Every operation is a kernel to launch, so a factor that is known to be 1 takes none.
 
     Args:
-        scaled_norm: 0-d float64.
-        unit: 0-d float64 on the same device.
-        max_norm: Limit of the true norm, or ``None``.
-        grads: Only their dtypes are looked at.
+        scaled_norm: float64, of shape [] or [optimizers].
+        unit: A float, or float64 on the same device, of shape [] or as `scaled_norm`.
+        max_norm: Limit of the true norm, likewise, or ``None``.
+        largest: The largest finite number of the gradients' formats, likewise.
         norm_to_clip: 0-d float64, as for `factors_on_host`.
+
+    Syncs: no.
     """
-    grad_norm = scaled_norm / unit
-    coef = torch.ones_like(grad_norm)
+    divisor = None if is_one(unit) else on_device(unit, scaled_norm.device)
+    grad_norm = scaled_norm if divisor is None else scaled_norm / divisor
+    coef: Number = 1.0
+    multiplier: Number = unit
     if max_norm is not None:
         limited = grad_norm if norm_to_clip is None else norm_to_clip
-        coef = (max_norm / (limited + _CLIP_EPS)).clamp(max=1.0)
-    multiplier = unit / coef
-    # the norm bounds every element, so an element overflows only if the norm does
-    limit = min(torch.finfo(dtype).max for dtype in {grad.dtype for grad in grads})
-    in_range = (multiplier >= SMALLEST_SCALE) & (multiplier <= LARGEST_SCALE)
-    applicable = (unit > 0) & (grad_norm * coef <= limit) & in_range  # false for NaN as well
-    return Factors((~applicable).float(), grad_norm, coef, multiplier.float())
+        # not below 0, where a negative unit would make the multiplier positive again
+        coef = ((limited + _CLIP_EPS).reciprocal() * max_norm).clamp(0.0, 1.0)
+        multiplier = coef.reciprocal() if divisor is None else divisor / coef
+    norm_after: Tensor | None = grad_norm
+    if norm_to_clip is None and _bounds_norm(max_norm, largest):
+        norm_after = None
+    elif isinstance(coef, Tensor):
+        norm_after = grad_norm * coef
+    found_inf = _found_inf(norm_after, multiplier, largest)
+    if isinstance(multiplier, Tensor):
+        multiplier = multiplier.float()
+    elif not in_float32_range(multiplier):
+        multiplier = 1.0  # the update does not happen
+    return DeviceFactors(found_inf, grad_norm, coef, multiplier)
+
+
+def _bounds_norm(max_norm: float | Tensor | None, largest: float | Tensor) -> bool:
+    """Whether no finite norm is beyond the gradients' formats once it is clipped.
+
+    One that is not finite makes the multiplier inf or NaN, which is found without it.
+    """
+    if not isinstance(max_norm, float) or not isinstance(largest, float):
+        return False
+    return max_norm * (1 + _ROUNDING) <= largest
+
+
+def _found_inf(norm_after: Tensor | None, multiplier: Number, largest: float | Tensor) -> Tensor:
+    """1.0 unless the multiplier fits float32 and no element overflows; NaN gives 1.0 as well.
+
+    The norm bounds every element, so an element overflows only if the norm does. A unit that is not
+    positive makes a multiplier that is not.
+
+    Args:
+        norm_after: The norm of what the division leaves; ``None`` where it cannot overflow.
+        multiplier, largest: As for `factors_on_device`.
+    """
+    if not isinstance(multiplier, Tensor):
+        assert norm_after is not None
+        if not in_float32_range(multiplier):
+            return torch.ones_like(norm_after, dtype=torch.float32)
+        return _flags(torch.logical_not, norm_after <= largest)
+    clamped = multiplier.clamp(SMALLEST_SCALE, LARGEST_SCALE)
+    if norm_after is None:
+        return _flags(torch.ne, clamped, multiplier)
+    return _flags(torch.logical_not, (norm_after <= largest) & (clamped == multiplier))
+
+
+def _flags(test: Callable[..., object], *operands: Tensor) -> Tensor:
+    """A test written as 1.0 and 0.0, without a kernel for the conversion."""
+    found = torch.empty_like(operands[0], dtype=torch.float32)
+    test(*operands, out=found)
+    return found
 
 
 def factors_for_loss_scale(
     scaled_norm: Tensor, unit: float | Tensor, max_norm: float | None, grads: Sequence[Tensor]
-) -> LossScaleFactors:
+) -> DeviceFactors:
     """`factors_on_device` in fewer operations, where the unit is a loss scale.
 
     A loss scale is in the normal range of float32, and clipping only makes the multiplier larger.
@@ -149,9 +205,7 @@ def factors_for_loss_scale(
         coef = (max_norm / (grad_norm + _CLIP_EPS)).clamp(max=1.0)
         wide = unit / coef
         multiplier, applicable = wide.float(), wide <= LARGEST_SCALE  # inf where the norm is
-    found_inf = torch.empty((), dtype=torch.float32, device=scaled_norm.device)
-    torch.logical_not(applicable, out=found_inf)
-    return LossScaleFactors(found_inf, grad_norm, coef, multiplier)
+    return DeviceFactors(_flags(torch.logical_not, applicable), grad_norm, coef, multiplier)
 
 
 def _would_overflow(norm_after: float, multiplier: float, grads: Sequence[Tensor]) -> bool:

@@ -5,17 +5,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from halfstep.update.decision.clipping import Joint
-from halfstep.update.decision.measured import Measured, StepNumbers, check_total, reason_for
-from halfstep.update.decision.multiplier import Factors, factors_on_device
-from halfstep.update.decision.veto import Condition, Facts, ask, name_of, tell
-from halfstep.update.readback import Number, any_of, on_device
+from halfstep.update.decision.measured import (
+    Measured,
+    MeasuredShape,
+    StepNumbers,
+    check_total,
+    reason_for,
+)
+from halfstep.update.decision.multiplier import DeviceFactors, factors_on_device
+from halfstep.update.decision.veto import Facts, ask, learns, name_of, tell
+from halfstep.update.readback import Number, any_of, as_flag, is_one, on_device, side_by_side
 
 
 @dataclass
@@ -24,67 +31,75 @@ class DeviceDecision:
 
     Attributes:
         measured: Its gradients.
-        factors: Device tensors; their `found_inf` is about the optimizer's own gradients.
+        factors: 0-d tensors and floats; `found_inf` is about the optimizer's own gradients.
         skipped: 0-d float32, 1.0 if the update must not happen, for whatever reason.
         vetoed: One 0-d tensor of bool per condition.
-        scale: The loss scale of the window, copied before it moves.
+        facts: What the conditions see, where there are any.
     """
 
     measured: Measured
-    factors: Factors[Tensor]
+    factors: DeviceFactors
     skipped: Tensor
-    vetoed: list[Tensor]
-    scale: Tensor
+    vetoed: list[Tensor] = field(default_factory=list)
+    facts: Facts | None = None
 
-    def facts(self) -> list[Number]:
-        """What the host reads later, without the window's sums."""
-        factors = self.factors
+    def numbers(self, next_scale: Number) -> list[Number]:
+        """What the host reads later, in the order of `read_facts`.
+
+        Args:
+            next_scale: The loss scale after its update.
+        """
+        factors, measured = self.factors, self.measured
         flags = [factors.found_inf, self.skipped, *self.vetoed]
-        return [*flags, factors.grad_norm, factors.clip_coef, self.scale]
+        numbers = [factors.grad_norm, factors.clip_coef, measured.loss_scale, next_scale]
+        return [*flags, *numbers, *measured.rates, *measured.sums]
 
     def counts(self) -> Number:
         """0 if the window says nothing about the loss scale: empty, or skipped though finite."""
         weight = self.measured.weight
         if self.skipped is self.factors.found_inf:
-            return weight if isinstance(weight, Tensor) else float(weight != 0)
-        says_something = (self.skipped == 0) | (self.factors.found_inf > 0)
-        return says_something & (on_device(weight, self.skipped.device) != 0)
+            return weight
+        if not isinstance(weight, Tensor) and not weight:
+            return 0.0
+        says_something = self.skipped == self.factors.found_inf
+        if not isinstance(weight, Tensor):
+            return says_something
+        return torch.logical_and(says_something, on_device(weight, says_something.device))
 
 
 def decide_on_device(
     measured: Sequence[Measured], joint: Joint | None, together: bool
 ) -> list[DeviceDecision]:
-    """The decision about every optimizer, in device tensors.
+    """The decision about every optimizer, in device tensors, side by side where they are several.
 
     Args:
         measured, joint, together: As for `halfstep.update.decision.on_host.decide_on_host`.
 
     Syncs: no.
     """
-    norm = _joint_norm(measured) if joint is not None else None
-    found = [_judge(m, joint, norm) for m in measured]
+    found = _judge(measured, joint)
     for decision in found:
         if decision.measured.vetoes:
             _ask_vetoes(decision)
     if together and len(found) > 1:
-        bad = any_of([decision.skipped * _has_weight(decision) for decision in found])
-        for decision in found:
-            decision.skipped = torch.maximum(decision.skipped, bad.to(decision.skipped.device))
+        _skip_together(found)
     return found
 
 
 def read_facts(
-    values: Sequence[float], vetoes: Sequence[Condition]
+    values: Sequence[float], measured: MeasuredShape
 ) -> tuple[StepNumbers, str | None, float]:
     """Numbers, reason to skip and next loss scale.
 
     Args:
-        values: `DeviceDecision.facts`, the loss scale after its update, and the window's sums.
-        vetoes: The optimizer's.
+        values: `DeviceDecision.numbers`.
+        measured: What they are of.
     """
     own, skipped, *rest = values
+    vetoes = measured.vetoes
     flags, rest = rest[: len(vetoes)], rest[len(vetoes) :]
-    grad_norm, coef, scale, next_scale, loss, weight, *metrics = rest
+    grad_norm, coef, scale, next_scale, *rest = rest
+    rates, (loss, weight, *metrics) = rest[: measured.num_rates], rest[measured.num_rates :]
     check_total(weight)
     reason = reason_for(own, weight)
     for condition, flag in zip(vetoes, flags, strict=True):
@@ -92,48 +107,118 @@ def read_facts(
             reason = f"veto: {name_of(condition)}"
     if reason is None and skipped:
         reason = "together"
-    return StepNumbers(grad_norm, coef, scale, loss, weight, metrics), reason, next_scale
+    return StepNumbers(grad_norm, coef, scale, loss, weight, metrics, rates), reason, next_scale
 
 
-def _judge(measured: Measured, joint: Joint | None, joint_norm: Tensor | None) -> DeviceDecision:
-    assert isinstance(measured.norm, Tensor)
-    unit = on_device(measured.unit, measured.norm.device)
-    limit = joint.max_norm if joint is not None else measured.max_norm
-    factors = factors_on_device(measured.norm, unit, limit, measured.grads, joint_norm)
-    return DeviceDecision(measured, factors, factors.found_inf, [], measured.loss_scale.clone())
-
-
-def _joint_norm(measured: Sequence[Measured]) -> Tensor:
+def _judge(measured: Sequence[Measured], joint: Joint | None) -> list[DeviceDecision]:
     home = next(m.norm.device for m in measured if isinstance(m.norm, Tensor))
-    norms = [on_device(m.norm, home) / on_device(m.unit, home) for m in measured]
-    finite = [torch.where(torch.isfinite(norm), norm, 0.0) for norm in norms]
-    joined: Tensor = torch.linalg.vector_norm(torch.stack(finite))
+    norms = side_by_side([m.norm for m in measured], home)
+    unit = side_by_side([m.unit for m in measured], home)
+    largest = side_by_side([_largest(m.grads) for m in measured], home)
+    assert isinstance(norms, Tensor)
+    if joint is None:
+        limit = _limits([m.max_norm for m in measured], home)
+        factors = factors_on_device(norms, unit, limit, largest)
+    else:
+        norm = _joint_norm(norms, unit)
+        factors = factors_on_device(norms, unit, float(joint.max_norm), largest, norm)
+    each = zip(
+        measured,
+        _split(factors.found_inf, len(measured)),
+        _split(factors.grad_norm, len(measured)),
+        _split(factors.clip_coef, len(measured)),
+        _split(factors.multiplier, len(measured)),
+        strict=True,
+    )
+    return [_decision(m, *numbers) for m, *numbers in each]
+
+
+def _decision(
+    measured: Measured, found_inf: Number, norm: Number, coef: Number, multiplier: Number
+) -> DeviceDecision:
+    assert isinstance(measured.norm, Tensor)
+    device = measured.norm.device
+    found_inf, norm = as_flag(found_inf, device), on_device(norm, device)
+    if isinstance(multiplier, Tensor):
+        multiplier = multiplier.to(device)
+    return DeviceDecision(measured, DeviceFactors(found_inf, norm, coef, multiplier), found_inf)
+
+
+def _split(value: Number, count: int) -> Sequence[Number]:
+    """What belongs to each of the optimizers: views of a vector, or the one number of all."""
+    if isinstance(value, Tensor) and value.dim():
+        return value.unbind()
+    return [value] * count
+
+
+def _largest(grads: Sequence[Tensor]) -> float:
+    return min(torch.finfo(dtype).max for dtype in {grad.dtype for grad in grads})
+
+
+def _limits(limits: Sequence[float | None], device: torch.device) -> float | Tensor | None:
+    if all(limit is None for limit in limits):
+        return None
+    return side_by_side([math.inf if limit is None else float(limit) for limit in limits], device)
+
+
+def _joint_norm(norms: Tensor, unit: Number) -> Tensor:
+    true_norms = norms if is_one(unit) else norms / on_device(unit, norms.device)
+    joined: Tensor = torch.linalg.vector_norm(true_norms.nan_to_num(0.0, 0.0, 0.0))
     return joined
 
 
-def _has_weight(decision: DeviceDecision) -> Tensor:
-    return (on_device(decision.measured.weight, decision.skipped.device) != 0).float()
+def _skip_together(decisions: Sequence[DeviceDecision]) -> None:
+    """Skip all where one has to be, unless its window is empty."""
+    home = decisions[0].skipped.device
+    causes = [
+        decision.skipped
+        if not isinstance(decision.measured.weight, Tensor)
+        else torch.logical_and(
+            decision.skipped, on_device(decision.measured.weight, decision.skipped.device)
+        )
+        for decision in decisions
+        if isinstance(decision.measured.weight, Tensor) or decision.measured.weight
+    ]
+    bad = as_flag(any_of(causes), home)
+    for decision in decisions:
+        weight = decision.measured.weight
+        there = bad.to(decision.skipped.device)
+        if isinstance(weight, Tensor) or not weight:
+            there = torch.maximum(decision.skipped, there)
+        decision.skipped = there  # without a weight to doubt, one that is skipped skips all
 
 
 def _ask_vetoes(decision: DeviceDecision) -> None:
-    facts = _as_facts(decision)
-    decision.vetoed = [ask(condition, facts) for condition in decision.measured.vetoes]
-    decision.skipped = any_of([decision.skipped, *decision.vetoed])
+    decision.facts = facts_on_device(decision.measured, decision.factors.grad_norm)
+    decision.vetoed = [ask(c, decision.facts) for c in decision.measured.vetoes]
+    skipped = any_of([decision.skipped, *decision.vetoed])
+    assert isinstance(skipped, Tensor)
+    decision.skipped = skipped
 
 
 def tell_vetoes(decision: DeviceDecision) -> None:
     """Let conditions that learn know how the step ended, in device tensors."""
-    if not decision.measured.vetoes:
+    facts, vetoes = decision.facts, decision.measured.vetoes
+    if facts is None or not any(learns(condition) for condition in vetoes):
         return
-    facts = _as_facts(decision)
-    is_first = decision.factors.found_inf == 0
-    for condition, flag in zip(decision.measured.vetoes, decision.vetoed, strict=True):
-        tell(condition, facts, flag & is_first, decision.skipped == 0)
-        is_first = is_first & ~flag
+    updated = torch.logical_not(decision.skipped)
+    earlier = decision.factors.found_inf
+    for index, (condition, flag) in enumerate(zip(vetoes, decision.vetoed, strict=True)):
+        if learns(condition):
+            tell(condition, facts, flag > earlier, updated)
+        if index + 1 < len(vetoes):
+            earlier = torch.maximum(earlier, flag)
 
 
-def _as_facts(decision: DeviceDecision) -> Facts:
-    norm, measured = decision.factors.grad_norm, decision.measured
-    total, weight = (on_device(value, norm.device) for value in measured.sums[:2])
-    scale = on_device(decision.scale, norm.device)
-    return Facts(norm, total / weight, scale, measured.name)
+def facts_on_device(measured: Measured, grad_norm: Tensor) -> Facts:
+    """What conditions see, in 0-d float64 tensors on the device of the gradients.
+
+    Args:
+        measured: Of one optimizer.
+        grad_norm: Its true norm.
+    """
+    device = grad_norm.device
+    loss, weight = on_device(measured.sums[0], device), measured.weight
+    if not is_one(weight):
+        loss = loss / on_device(weight, device)
+    return Facts(grad_norm, loss, on_device(measured.loss_scale, device), measured.name)

@@ -17,8 +17,9 @@ from torch import Tensor
 from halfstep.update.decision.clipping import Joint
 from halfstep.update.decision.measured import Measured, StepNumbers, check_total, reason_for
 from halfstep.update.decision.multiplier import Factors, factors_on_host
-from halfstep.update.decision.veto import Facts, ask, name_of, tell
-from halfstep.update.readback import Number, read_now
+from halfstep.update.decision.on_device import facts_on_device
+from halfstep.update.decision.veto import Facts, ask, learns, name_of, tell
+from halfstep.update.readback import Number, is_one, on_device, read_now
 
 
 @dataclass
@@ -30,12 +31,14 @@ class HostDecision:
         factors: Their multiplier, and whether they allow the update by themselves.
         numbers: For the record.
         reason: Why the update is skipped, or ``None``.
+        vetoed: Answers of the conditions, where a device has given them before the one wait.
     """
 
     measured: Measured
-    factors: Factors[float]
+    factors: Factors
     numbers: StepNumbers
     reason: str | None
+    vetoed: list[float] | None = None
 
 
 def decide_on_host(
@@ -67,25 +70,43 @@ class _Read(NamedTuple):
     unit: float
     left_by_clip: float
     scale: float
+    vetoed: list[float] | None
+    rates: list[float]
     loss: float
     weight: float
     metrics: list[float]
 
 
 def _read(measured: Sequence[Measured]) -> list[_Read]:
-    rows = [_facts(m) for m in measured]
+    answers = [_answers(m) for m in measured]
+    rows = [_facts(m, flags) for m, flags in zip(measured, answers, strict=True)]
     values = iter(read_now(rows[0] if len(rows) == 1 else list(chain.from_iterable(rows))))
     found = []
-    for row in rows:
-        norm, unit, left, scale, loss, weight, *metrics = islice(values, len(row))
+    for each, row, flags in zip(measured, rows, answers, strict=True):
+        norm, unit, left, scale, *rest = islice(values, len(row))
+        num_flags, num_rates = len(flags or ()), len(each.rates)
+        vetoed, rates = rest[:num_flags], rest[num_flags : num_flags + num_rates]
+        loss, weight, *metrics = rest[num_flags + num_rates :]
         check_total(weight)
-        found.append(_Read(norm, unit, left, scale, loss, weight, metrics))
+        vetoed_or_none = None if flags is None else vetoed
+        found.append(_Read(norm, unit, left, scale, vetoed_or_none, rates, loss, weight, metrics))
     return found
 
 
-def _facts(measured: Measured) -> list[Number]:
+def _facts(measured: Measured, flags: Sequence[Tensor] | None) -> list[Number]:
     left = measured.norm if measured.left_by_clip is None else measured.left_by_clip
-    return [measured.norm, measured.unit, left, measured.loss_scale, *measured.sums]
+    numbers = [measured.norm, measured.unit, left, measured.loss_scale]
+    return [*numbers, *(flags or ()), *measured.rates, *measured.sums]
+
+
+def _answers(measured: Measured) -> list[Tensor] | None:
+    """What the conditions say, asked on the device: reading the answers later would wait again."""
+    norm = measured.norm
+    if not measured.vetoes or not isinstance(norm, Tensor) or norm.is_cpu:
+        return None
+    true_norm = norm if is_one(measured.unit) else norm / on_device(measured.unit, norm.device)
+    facts = facts_on_device(measured, true_norm)
+    return [ask(condition, facts) for condition in measured.vetoes]
 
 
 def _joint_norm(read: Sequence[_Read]) -> float:
@@ -107,10 +128,17 @@ def _judge(
         coef = min(1.0, read.left_by_clip * read.unit / read.norm) if read.norm else 1.0
         factors = replace(factors, grad_norm=read.norm / read.unit, clip_coef=coef)
     numbers = StepNumbers(
-        factors.grad_norm, factors.clip_coef, read.scale, read.loss, read.weight, read.metrics
+        factors.grad_norm,
+        factors.clip_coef,
+        read.scale,
+        read.loss,
+        read.weight,
+        read.metrics,
+        read.rates,
     )
     reason = reason_for(factors.found_inf, read.weight)
-    return HostDecision(measured, factors, numbers, reason if grads else "no_gradient")
+    reason = reason if grads else "no_gradient"
+    return HostDecision(measured, factors, numbers, reason, read.vetoed)
 
 
 def _spreads(reason: str | None) -> bool:
@@ -119,21 +147,35 @@ def _spreads(reason: str | None) -> bool:
 
 
 def _ask_vetoes(decision: HostDecision) -> None:
-    facts = _as_facts(decision)
-    for condition in decision.measured.vetoes:
-        if decision.reason is None and bool(ask(condition, facts)):
+    facts = _as_facts(decision) if decision.vetoed is None else None
+    for index, condition in enumerate(decision.measured.vetoes):
+        if decision.reason is not None:
+            return
+        if facts is None:
+            assert decision.vetoed is not None
+            says_so = bool(decision.vetoed[index])
+        else:
+            says_so = bool(ask(condition, facts))
+        if says_so:
             decision.reason = f"veto: {name_of(condition)}"
 
 
 def tell_vetoes(decision: HostDecision) -> None:
     """Let conditions that learn know how the step ended."""
-    if not (decision.measured.grads and decision.measured.vetoes):
+    vetoes = decision.measured.vetoes
+    if not decision.measured.grads or not any(learns(condition) for condition in vetoes):
         return
     facts = _as_facts(decision)
-    updated = torch.tensor(decision.reason is None)
-    for condition in decision.measured.vetoes:
-        held = torch.tensor(decision.reason == f"veto: {name_of(condition)}")
-        tell(condition, facts, held.to(facts.loss.device), updated.to(facts.loss.device))
+    updated = _filled(decision.reason is None, facts)
+    for condition in vetoes:
+        if learns(condition):
+            held = decision.reason == f"veto: {name_of(condition)}"
+            tell(condition, facts, _filled(held, facts), updated)
+
+
+def _filled(value: bool, facts: Facts) -> Tensor:
+    """On the device of the facts; a copy from the host would wait."""
+    return torch.full((), value, dtype=torch.bool, device=facts.loss.device)
 
 
 def _as_facts(decision: HostDecision) -> Facts:

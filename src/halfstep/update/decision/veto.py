@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from halfstep.records import BadTypeError, BadValueError
+from halfstep.update.readback import filled
 
 __all__ = ["Facts", "NormSpike", "norm_spike"]
 
@@ -46,15 +47,14 @@ class NormSpike:
     def __init__(self, factor: float, decay: float, warmup: int, patience: int) -> None:
         self._factor, self._decay = factor, decay
         self._warmup, self._patience = warmup, patience
-        self._mean = torch.zeros((), dtype=torch.float64)
-        self._updates = torch.zeros((), dtype=torch.float64)
-        self._in_a_row = torch.zeros((), dtype=torch.float64)
+        self._keep([0.0, 0.0, 0.0], torch.device("cpu"))
 
     def __call__(self, facts: Facts) -> Tensor:
         """Whether to hold, a 0-d tensor of bool; nothing waits."""
         self._to(facts.grad_norm.device)
-        is_spike = facts.grad_norm > self._factor * self._mean
-        return is_spike & (self._updates >= self._warmup) & (self._in_a_row < self._patience)
+        # factor * mean < norm, updates >= warmup, in_a_row < patience: three tests in one
+        limits = torch.stack([facts.grad_norm, *self._limits])
+        return (self._state * self._signs < limits).all()
 
     def observe(self, facts: Facts, held: Tensor, updated: Tensor) -> None:
         """Learn from a step.
@@ -64,36 +64,36 @@ class NormSpike:
             held: Whether this condition held it; 0-d tensor of bool.
             updated: Whether the update was made; 0-d tensor of bool.
         """
-        norm = facts.grad_norm
-        weight = torch.clamp(1 / (self._updates + 1), min=1 - self._decay)
-        weight = torch.where(self._in_a_row >= self._patience, 1.0, weight)  # a new level
-        moved = torch.lerp(self._mean, torch.where(updated, norm, self._mean), weight)
-        self._mean = torch.where(updated, moved, self._mean)
-        self._updates = self._updates + updated
-        self._in_a_row = torch.where(updated, 0.0, self._in_a_row + held)
+        self._to(facts.grad_norm.device)
+        mean, updates, in_a_row = self._state.unbind()
+        weight = (updates + 1).reciprocal().clamp(min=1 - self._decay)
+        weight = torch.maximum(weight, in_a_row >= self._patience)  # a new level
+        # a mean that moves towards itself stays as it is, to the bit
+        mean.lerp_(torch.where(updated, facts.grad_norm, mean), weight)
+        updates.add_(updated)
+        in_a_row.add_(held).masked_fill_(updated, 0.0)
 
     def state_dict(self) -> dict[str, float]:
         """The running mean and counts.
 
         Syncs: yes.
         """
-        return {
-            "mean": float(self._mean),
-            "updates": float(self._updates),
-            "in_a_row": float(self._in_a_row),
-        }
+        mean, updates, in_a_row = self._state.tolist()
+        return {"mean": mean, "updates": updates, "in_a_row": in_a_row}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restore what `state_dict` returned."""
-        self._mean.fill_(state["mean"])
-        self._updates.fill_(state["updates"])
-        self._in_a_row.fill_(state["in_a_row"])
+        self._keep([state["mean"], state["updates"], state["in_a_row"]], self._state.device)
 
     def _to(self, device: torch.device) -> None:
-        if self._mean.device != device:
-            self._mean = self._mean.to(device)
-            self._updates = self._updates.to(device)
-            self._in_a_row = self._in_a_row.to(device)
+        if self._state.device != device:
+            self._keep(self._state.tolist(), device)
+
+    def _keep(self, state: Sequence[float], device: torch.device) -> None:
+        """Mean, updates and holds in a row side by side, and what they are compared with."""
+        self._state = filled(state, device)
+        self._signs = filled([self._factor, -1.0, 1.0], device)
+        self._limits = filled([0.5 - self._warmup, self._patience], device).unbind()
 
 
 def norm_spike(
@@ -166,6 +166,11 @@ def ask(condition: Condition, facts: Facts) -> Tensor:
             f" {type(answer).__name__}{shape}."
         )
     return answer.detach().reshape(()).to(facts.grad_norm.device).bool()
+
+
+def learns(condition: Condition) -> bool:
+    """Whether a condition wants to know how steps end."""
+    return getattr(condition, "observe", None) is not None
 
 
 def tell(condition: Condition, facts: Facts, held: Tensor, updated: Tensor) -> None:

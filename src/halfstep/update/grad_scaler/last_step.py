@@ -10,7 +10,7 @@ from torch import Tensor
 from halfstep.records import StepRecord
 from halfstep.update.decision.measured import StepNumbers, reason_for
 from halfstep.update.decision.multiplier import clip_coefficient
-from halfstep.update.readback import Number, Readback, pack
+from halfstep.update.readback import LateNumbers, Number
 from halfstep.update.step.launched_step import LaunchedStep
 from halfstep.update.step.outcome import StepOutcome
 
@@ -47,13 +47,10 @@ class LastStep:
         """
         launched = LaunchedStep(self.number, self.lr, False, (), ())
         reason, limit = self.reason, self.max_norm
-        facts = [self.found_inf, self.grad_norm, self.clip_coef, self.loss_scale]
-        devices = {fact.device for fact in facts if isinstance(fact, Tensor) and not fact.is_cpu}
-        values = [float(fact) for fact in facts] if not devices else []
-        readback = Readback(pack(facts, devices.pop())) if devices else None
+        facts = LateNumbers([self.found_inf, self.grad_norm, self.clip_coef, self.loss_scale])
 
         def record() -> StepRecord:
-            found_inf, grad_norm, clip_coef, scale = values if readback is None else readback.wait()
+            found_inf, grad_norm, clip_coef, scale = facts.wait()
             if limit is not None:
                 clip_coef = clip_coefficient(grad_norm, limit)
             numbers = StepNumbers(grad_norm, clip_coef, scale, math.nan, 1.0, ())

@@ -107,7 +107,7 @@ class OptimizerCall:
         """
         if not self.supports_scaling or not gradients.are_dense:
             return False
-        if self._is_direct and self._stock().can_skip_itself(gradients.params):
+        if self._is_direct and self._stock().kernels_can_skip(gradients.params):
             return True
         replaced = self.optimizer.__dict__.get("step")
         if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
@@ -136,7 +136,7 @@ class OptimizerCall:
         params, grads, _ = gradients
         if self._is_direct and not _says_something(args, options):
             adapter = self._stock()
-            if adapter.can_skip_itself(params):
+            if adapter.kernels_can_skip(params):
                 returned: float | None = adapter.apply(gradients, multiplier, found_inf)
                 return returned
         match_layouts(params, grads)

@@ -33,6 +33,7 @@ class LossScale:
         self.max_consecutive_skips = max_consecutive_skips
         self._skips = SkipsInARow()
         self._scale = torch.tensor(checked_scale("init_scale", init_scale), dtype=torch.float32)
+        self._known: tuple[Tensor, int, float] | None = None
 
     @property
     def num_consecutive_skips(self) -> int:
@@ -43,6 +44,20 @@ class LossScale:
     def value(self) -> Tensor:
         """The current scale, a 0-d float32 tensor on the device of the loss (read-only)."""
         return self._scale
+
+    @property
+    def known_value(self) -> float | None:
+        """The value as a float if the host knows it: on the CPU, and of a constant scale.
+
+        Syncs: no.
+        """
+        scale = self.value
+        if scale.is_cpu:
+            return float(scale)
+        if self._known is None or not self.is_constant:
+            return None
+        tensor, version, value = self._known
+        return value if tensor is scale and version == scale._version else None
 
     def scale(self, loss: Tensor) -> Tensor:
         """Multiply the loss by the scale, in FP32.
@@ -76,7 +91,13 @@ class LossScale:
         if found_inf.device.type == "cpu":
             self.observe(bool(found_inf), float(scale))
 
-    def note_window(self, found_inf: Number, counts: Number = 1.0) -> None:
+    def note_window(
+        self,
+        found_inf: Number,
+        counts: Number = 1.0,
+        *,
+        before: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """The device half of `update`; the skip counter is left to `observe`.
 
         Whoever tells a scale about a window calls this method; a subclass overrides `adjust`.
@@ -87,6 +108,7 @@ class LossScale:
             counts: 0 if the window says nothing about the scale (an empty one); a number, or a
                 0-d tensor where only the device knows. The scale then stays as it is, with every
                 tensor that the object holds.
+            before: What `copies` returns now, where the caller has it already.
 
         Syncs: no.
         """
@@ -96,11 +118,12 @@ class LossScale:
         if not isinstance(counts, Tensor):
             self.adjust(flag)
             return
-        before = self.copies()
+        before = self.copies() if before is None else before
         self.adjust(flag)
+        counts = counts if counts.dtype is torch.bool else counts != 0
         for name, now in self._tensors().items():
             if name in before:
-                now.copy_(torch.where(counts.to(now.device) == 0, before[name], now))
+                _keep_where(counts.to(now.device), now, before[name])
 
     def copies(self) -> dict[str, Tensor]:
         """Copies of the tensors that `adjust` may change, by name; none of a constant scale."""
@@ -149,7 +172,10 @@ class LossScale:
     def to(self, device: torch.device) -> None:
         """Move the scale to `device`; nothing happens if it is there."""
         if self._scale.device != device:
+            value = float(self._scale) if self._scale.is_cpu else None
             self._scale = moved(self._scale, device)
+            if value is not None:
+                self._known = self._scale, self._scale._version, value
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the kind of scale, ``scale`` and the skip counter.
@@ -175,7 +201,10 @@ class LossScale:
                 f"expected the state of a {type(self).__name__} with a 'scale', got the keys"
                 f" {sorted(state)}; a disabled torch GradScaler saves an empty state."
             )
-        self._scale.fill_(checked_scale("scale", state["scale"]))
+        value = checked_scale("scale", state["scale"])
+        self._scale.fill_(value)
+        value = float(torch.tensor(value, dtype=torch.float32))
+        self._known = self._scale, self._scale._version, value
         self._skips.restart(int(state.get("num_consecutive_skips", 0)))
 
     def _refuse_other_kinds(self, state: Mapping[str, Any]) -> None:
@@ -273,6 +302,14 @@ def moved(value: Tensor, device: torch.device) -> Tensor:
     if value.is_cpu and device.type != "cpu":
         return torch.full((), value.item(), dtype=value.dtype, device=device)
     return value.to(device)
+
+
+def _keep_where(counts: Tensor, now: Tensor, before: Tensor) -> None:
+    """Write back what a tensor was, unless the window counts."""
+    if (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
+        torch.where(counts, now, before, out=now)
+    else:
+        now.copy_(torch.where(counts, now, before))
 
 
 def promote(loss: Tensor) -> Tensor:

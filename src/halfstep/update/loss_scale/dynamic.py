@@ -143,14 +143,25 @@ class DynamicLossScale(LossScale):
 
     def _adjust_with_hysteresis(self, found_inf: Tensor) -> None:
         bad = found_inf > 0
-        good = torch.where(bad, 0, self._growth_tracker + 1)
-        grows = good >= self.growth_interval
-        skips = torch.where(grows, 0.0, self._skips_since_growth + found_inf)
+        tracker, skips = self._growth_tracker, self._skips_since_growth
+        grows = tracker.add_(1).masked_fill_(bad, 0) >= self.growth_interval
+        skips.add_(found_inf).masked_fill_(grows, 0.0)
+        tracker.masked_fill_(grows, 0)
+        factor = torch.ones_like(self._scale).masked_fill_(grows, self.growth_factor)
         backs_off = bad & (skips >= self.hysteresis)
-        factor = torch.where(grows, self.growth_factor, 1.0)
-        self._scale.mul_(torch.where(backs_off, self.backoff_factor, factor))
-        self._growth_tracker.copy_(good.masked_fill(grows, 0))
-        self._skips_since_growth.copy_(skips)
+        self._scale.mul_(factor.masked_fill_(backs_off, self.backoff_factor))
+
+    def copies(self) -> dict[str, Tensor]:
+        """Copies of the tensors that `adjust` may change, by name.
+
+        Without hysteresis skips are not counted, and a kernel less is launched.
+        """
+        if self.hysteresis > 1 or type(self).adjust is not DynamicLossScale.adjust:
+            return super().copies()
+        return {
+            "_scale": self._scale.clone(),
+            "_growth_tracker": self._growth_tracker.clone(),
+        }
 
     def to(self, device: torch.device) -> None:
         """Move scale and counters to `device`; nothing happens if they are there."""

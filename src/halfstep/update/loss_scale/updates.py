@@ -58,18 +58,23 @@ class ScaleUpdates:
         """
         earlier = self._waiting.get(scale)
         if earlier is not None:
-            found_inf = _either(earlier.found_inf, found_inf)
-            counts = _either(earlier.counts, counts)
+            found_inf = any_of([earlier.found_inf, found_inf])
+            counts = any_of([earlier.counts, counts])
         self._waiting[scale] = _Noted(found_inf, counts)
 
-    def tell(self, still_open: Collection[LossScale]) -> None:
+    def tell(self, still_open: Collection[LossScale], saved: SavedScales | None = None) -> None:
         """Update every scale that was noted and that no open window uses.
+
+        Args:
+            still_open: Scales of open windows.
+            saved: From `saved`, where no scale has moved since.
 
         Syncs: no.
         """
+        copies = {} if saved is None else saved[2]
         for scale in [scale for scale in self._waiting if scale not in still_open]:
             noted = self._waiting.pop(scale)
-            scale.note_window(noted.found_inf, noted.counts)
+            scale.note_window(noted.found_inf, noted.counts, before=copies.get(scale))
             self._times_told[scale] = self.times_told(scale) + 1
 
     def saved(self, users: Iterable[UsesLossScale]) -> SavedScales:
@@ -96,9 +101,3 @@ class ScaleUpdates:
     def times_told(self, scale: LossScale) -> int:
         """How often a scale was updated: skips between two updates are one try of one scale."""
         return self._times_told.get(scale, 0)
-
-
-def _either(left: Number, right: Number) -> Number:
-    if not isinstance(left, Tensor) and not isinstance(right, Tensor):
-        return max(left, right)
-    return any_of([left, right])

@@ -22,10 +22,10 @@ from torch.optim import SGD, Optimizer
 from halfstep.records import BadTypeError, BadValueError
 from halfstep.update.optimizers.fuse import fuse_again, fuse_if_free, is_fused, unfuse
 from halfstep.update.optimizers.gradients import Gradients, divide_, in_float32_range, match_layouts
-from halfstep.update.optimizers.kernel_plan import KernelPlan
+from halfstep.update.optimizers.kernel_plan import KernelPlan, has_fused_state
 from halfstep.update.optimizers.kernels import KERNELS
 from halfstep.update.optimizers.launch import Launch, launch_all
-from halfstep.update.optimizers.observers import is_observed
+from halfstep.update.optimizers.observers import has_hooks, has_replaced_step, is_observed
 from halfstep.update.optimizers.undo import Undo
 
 
@@ -51,7 +51,14 @@ class OptimizerAdapter:
         self._most_stepped = 0
 
     def can_skip_itself(self, params: list[Tensor]) -> bool:
-        """Whether the kernel can hold the update on the device, without the host knowing.
+        """Whether the update can be held on the device, without the host knowing.
+
+        Either by the kernels, or by ``optimizer.step()`` of a fused optimizer with hooks.
+        """
+        return self.kernels_can_skip(params) or self._hooks_can_wait(params)
+
+    def kernels_can_skip(self, params: list[Tensor]) -> bool:
+        """Whether the kernels can hold the update, called directly.
 
         Not before all state exists: torch creates it uninitialised in a fused first step, and a
         skipped first step would leave it so. Not for float64, whose accuracy the kernels' float32
@@ -59,6 +66,21 @@ class OptimizerAdapter:
         """
         plan = self._current_plan(params) if is_fused(self.optimizer) else None
         return plan is not None and plan.is_uniform
+
+    def _hooks_can_wait(self, params: list[Tensor]) -> bool:
+        """Whether ``optimizer.step()`` may run its hooks before the host knows of the decision.
+
+        As with torch's `GradScaler` they then run at a skipped step too, and find `found_inf` on
+        the optimizer. They find true gradients, which have been divided in place.
+        """
+        return (
+            type(self.optimizer) in KERNELS
+            and is_fused(self.optimizer)
+            and not has_replaced_step(self.optimizer)
+            and has_hooks(self.optimizer)
+            and {(p.device, p.dtype) for p in params} == {(params[0].device, torch.float32)}
+            and has_fused_state(self.optimizer, params)
+        )
 
     def apply(
         self, gradients: Gradients, multiplier: float | Tensor, found_inf: Tensor | None
@@ -77,8 +99,7 @@ class OptimizerAdapter:
         """
         launches = self.launches(gradients, multiplier, found_inf)
         if launches is None:
-            assert not isinstance(multiplier, Tensor), "undecided updates launch kernels"
-            return self.step(gradients, multiplier)
+            return self.step(gradients, multiplier, found_inf)
         if (error := launch_all(launches)) is not None:
             raise error
         return None
@@ -99,11 +120,13 @@ class OptimizerAdapter:
             grads = match_layouts(params, grads)
         return plan.prepare(grads, multiplier, found_inf)
 
-    def step(self, gradients: Gradients, multiplier: float) -> Any:
+    def step(
+        self, gradients: Gradients, multiplier: float | Tensor, found_inf: Tensor | None = None
+    ) -> Any:
         """Call ``optimizer.step()`` on divided gradients; call `undo` if it raises.
 
         Args:
-            gradients, multiplier: As for `apply`.
+            gradients, multiplier, found_inf: As for `apply`.
 
         Returns:
             What ``optimizer.step`` returned.
@@ -116,7 +139,11 @@ class OptimizerAdapter:
         fused = self._is_fused(gradients)
         if fused:
             grads = match_layouts(params, grads)
-        if fused and type(self.optimizer) in KERNELS:
+        if found_inf is not None:
+            result = self._step_undecided(grads, multiplier, found_inf)
+        elif isinstance(multiplier, Tensor):
+            raise AssertionError("only undecided updates have a multiplier on the device")
+        elif fused and type(self.optimizer) in KERNELS:
             result = self._step_fused(params, grads, multiplier)
         else:
             divide_(grads, multiplier)
@@ -160,6 +187,20 @@ class OptimizerAdapter:
         if self._plan is None or not self._plan.is_current(params):
             self._plan = KernelPlan.build(self.optimizer, params)
         return self._plan
+
+    def _step_undecided(
+        self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor
+    ) -> Any:
+        """Where `_hooks_can_wait`: true gradients for the hooks, and the kernel skips by itself."""
+        if isinstance(multiplier, Tensor):
+            torch._foreach_div_(grads, multiplier)
+        else:
+            divide_(grads, multiplier)
+        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        try:
+            return self.optimizer.step()
+        finally:
+            self.optimizer.__dict__.pop("found_inf", None)
 
     def _step_fused(self, params: list[Tensor], grads: list[Tensor], multiplier: float) -> Any:
         if is_observed(self.optimizer):

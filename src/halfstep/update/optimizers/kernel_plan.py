@@ -46,6 +46,7 @@ class _GroupPlan:
                 state["step"] = view
         self._float64 = params[0].dtype is torch.float64
         self._grad_scale = torch.ones((), dtype=torch.float32, device=params[0].device)
+        self._filled_with = 1.0
 
     def prepare(
         self, grads: list[Tensor], multiplier: float | Tensor, found_inf: Tensor | None
@@ -61,7 +62,10 @@ class _GroupPlan:
         elif self._float64:
             divide_(grads, multiplier)  # the kernels' float32 grad_scale would cost 29 bits
         elif multiplier != 1.0:
-            grad_scale = self._grad_scale.fill_(multiplier)
+            if multiplier != self._filled_with:
+                self._grad_scale.fill_(multiplier)
+                self._filled_with = multiplier
+            grad_scale = self._grad_scale
         kernel = self._kernel.prepare(
             self.group, self._params, grads[::-1], self._states, self._steps, grad_scale, found_inf
         )
@@ -108,22 +112,12 @@ class KernelPlan:
         """A plan, or ``None`` where something forbids the short road.
 
         Forbidden: other classes than the rows of `KERNELS` (subclasses may override anything),
-        step hooks, a replaced ``step``, tensor hyperparameters, capturable or differentiable
-        groups, groups of mixed dtype or device, state that does not exist yet.
+        step hooks, a replaced ``step``, tensor hyperparameters that the kernels do not take,
+        differentiable groups, groups of mixed dtype or device, state that does not exist yet.
         """
         kernel = KERNELS.get(type(optimizer))
-        if kernel is None or is_observed(optimizer):
+        if kernel is None or is_observed(optimizer) or not has_fused_state(optimizer, params):
             return None
-        if not all(_is_plain(kernel, group) for group in optimizer.param_groups):
-            return None
-        wanted = set(map(id, params))
-        for group in optimizer.param_groups:
-            members = [p for p in group["params"] if id(p) in wanted]
-            if len({(p.dtype, p.device) for p in members}) > 1:
-                return None
-            names = kernel.state_names(group) + (("step",) if kernel.counts_steps else ())
-            if not all(_has_state(optimizer, p, names) for p in members):
-                return None
         return cls(optimizer, kernel, params)
 
     def is_current(self, params: list[Tensor]) -> bool:
@@ -168,13 +162,48 @@ class KernelPlan:
         return launches
 
 
+def has_fused_state(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
+    """Whether the fused kernels can run with what an optimizer holds.
+
+    Args:
+        optimizer: Of a stock class.
+        params: Those that are to be stepped.
+    """
+    kernel = KERNELS[type(optimizer)]
+    if not all(_is_plain(kernel, group) for group in optimizer.param_groups):
+        return False
+    wanted = set(map(id, params))
+    for group in optimizer.param_groups:
+        members = [p for p in group["params"] if id(p) in wanted]
+        if len({(p.dtype, p.device) for p in members}) > 1:
+            return False
+        names = kernel.state_names(group) + (("step",) if kernel.counts_steps else ())
+        if not all(_has_state(optimizer, p, names) for p in members):
+            return False
+    return True
+
+
 def _is_plain(kernel: Kernel, group: Group) -> bool:
     return (
         bool(group.get("fused"))
-        and not group.get("capturable")
         and not group.get("differentiable")
         and all(type(group[name]) in (float, int) for name in kernel.plain_numbers)
         and all(type(beta) is float for beta in group.get("betas", ()))
+        and _takes_rate(group)
+    )
+
+
+def _takes_rate(group: Group) -> bool:
+    """Whether the kernels take the learning rate: a number, or what a pointer to float32 reads."""
+    rate = group["lr"]
+    if not isinstance(rate, Tensor):
+        return type(rate) in (float, int)
+    where = {p.device for p in group["params"]}
+    return (
+        rate.dim() == 0
+        and rate.dtype is torch.float32
+        and not rate.requires_grad
+        and where == {rate.device}
     )
 
 

@@ -34,7 +34,7 @@ class Kernel:
         [Group, list[Tensor], list[Tensor], States, list[Tensor], Tensor | None, Tensor | None],
         Call,
     ]
-    plain_numbers: tuple[str, ...] = ("lr", "weight_decay")
+    plain_numbers: tuple[str, ...] = ("weight_decay",)
 
 
 def _adam_state(group: Group) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def _prepare_adagrad(
     )
 
 
-_ADAM = Kernel(_adam_state, True, _prepare_adam, ("lr", "weight_decay", "eps"))
+_ADAM = Kernel(_adam_state, True, _prepare_adam, ("weight_decay", "eps"))
 
 KERNELS: dict[type[Optimizer], Kernel] = {
     Adam: _ADAM,

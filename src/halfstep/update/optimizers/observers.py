@@ -35,12 +35,20 @@ def is_observed(optimizer: Optimizer) -> bool:
         optimizer: Its hooks, torch's global hooks, and a ``step`` that was replaced on the instance
             or on a stock class.
     """
+    return has_replaced_step(optimizer) or has_hooks(optimizer)
+
+
+def has_replaced_step(optimizer: Optimizer) -> bool:
+    """Whether ``step`` was replaced on the instance, or on a stock class."""
     step = optimizer.__dict__.get("step")
     if step is not None and getattr(step, "__wrapped__", None) is not type(optimizer).step:
         return True  # a scheduler's wrapper holds the method of the class
     stock = _STOCK_STEPS.get(type(optimizer))
-    if stock is not None and _below_torchs_wrapper(type(optimizer)) is not stock:
-        return True
+    return stock is not None and _below_torchs_wrapper(type(optimizer)) is not stock
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether a hook of the user's own runs around ``optimizer.step()``."""
     hooks = (
         torch_optimizer._global_optimizer_pre_hooks,
         optimizer._optimizer_step_pre_hooks,

@@ -21,14 +21,15 @@ class LaunchedStep:
 
     Attributes:
         number: Steps so far, this one included.
-        lr: Learning rate of each group, as it was.
+        lr: Learning rate of each group, as it was; ``None`` for those on a device, which are read
+            with the other numbers of the step.
         has_divisor: Whether the losses were sums.
         metric_names: Names of the extra sums.
         micro_batches: Numbers of the window's backward calls.
     """
 
     number: int
-    lr: list[Number]
+    lr: Sequence[Number | None]
     has_divisor: bool
     metric_names: tuple[str, ...]
     micro_batches: tuple[int, ...]
@@ -36,9 +37,10 @@ class LaunchedStep:
     @classmethod
     def of(cls, number: int, optimizer: Optimizer, window: Window) -> LaunchedStep:
         """The step that is about to be launched."""
-        rates = [_copied(group["lr"]) for group in optimizer.param_groups]
+        rates = [group["lr"] for group in optimizer.param_groups]
         names, numbers = tuple(window.metrics), tuple(window.micro_batches)
-        return cls(number, rates, window.divisor is not None, names, numbers)
+        known = [None if is_on_a_device(rate) else float(rate) for rate in rates]
+        return cls(number, known, window.divisor is not None, names, numbers)
 
     def record(
         self, numbers: StepNumbers, reason: str | None, next_scale: float, consumed: float
@@ -46,6 +48,7 @@ class LaunchedStep:
         """The step as plain data."""
         weight = numbers.weight
         averages = [_ratio(metric, weight) for metric in numbers.metrics]
+        read = iter(numbers.rates)
         return StepRecord(
             step=self.number,
             updated=reason is None,
@@ -57,7 +60,7 @@ class LaunchedStep:
             clip_coef=numbers.clip_coef if reason is None else 1.0,
             loss_scale=numbers.scale,
             next_loss_scale=next_scale,
-            lr=[float(rate) for rate in self.lr],
+            lr=[next(read) if rate is None else float(rate) for rate in self.lr],
             consumed=consumed,
         )
 
@@ -117,8 +120,9 @@ def _cause(reasons: Sequence[str | None]) -> str | None:
     return min(reasons, key=lambda reason: reason in ("together", "no_gradient", "empty_window"))
 
 
-def _copied(rate: Number) -> Number:
-    return rate.clone() if isinstance(rate, Tensor) else rate
+def is_on_a_device(rate: object) -> bool:
+    """Whether the host would have to wait for a learning rate."""
+    return isinstance(rate, Tensor) and not rate.is_cpu
 
 
 def _ratio(total: float, weight: float) -> float:

@@ -25,9 +25,9 @@ from halfstep.update.optimizers.gradients import (
     values_of,
 )
 from halfstep.update.optimizers.norm import GradientNorm
-from halfstep.update.readback import Number
+from halfstep.update.readback import Number, is_one
 from halfstep.update.step.counters import Counters
-from halfstep.update.step.launched_step import LaunchedStep
+from halfstep.update.step.launched_step import LaunchedStep, is_on_a_device
 from halfstep.update.step.window import Window
 
 
@@ -171,16 +171,17 @@ class OptimizerSlot:
         """
         gradients = self._collector.collect()
         params, grads, are_dense = gradients
+        scale = self._scale_now()
         if not grads:
-            return self._measured(gradients, 0.0, 1.0)
-        norm, unit = self._norm(grads, key=params, are_dense=are_dense), self._unit()
+            return self._measured(gradients, 0.0, 1.0, scale)
+        norm, unit = self._norm(grads, key=params, are_dense=are_dense), self._unit_of(scale)
         known_bad = isinstance(norm, float) and not math.isfinite(norm)
         if self.clip is None or known_bad or (isinstance(unit, float) and unit == 0):
-            return self._measured(gradients, norm, unit)
+            return self._measured(gradients, norm, unit, scale)
         self.unscale_()
         self.clip(params)
         gradients = self._collector.collect()  # the callable may have replaced some
-        return self._measured(gradients, norm, unit, self._norm(gradients.grads))
+        return self._measured(gradients, norm, unit, scale, self._norm(gradients.grads))
 
     def kernel_can_skip(self, measured: Measured) -> bool:
         """Whether the kernel can skip this update by itself, without the host knowing.
@@ -189,6 +190,7 @@ class OptimizerSlot:
         """
         return (
             isinstance(measured.norm, Tensor)  # not so without gradients
+            and measured.gradients.are_dense
             and measured.left_by_clip is None
             and not self.is_near_collapse
             and self.adapter.can_skip_itself(measured.gradients.params)
@@ -212,28 +214,41 @@ class OptimizerSlot:
         return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
     def _unit(self) -> Number:
+        return self._unit_of(self._scale_now())
+
+    def _unit_of(self, scale: Number) -> Number:
+        """What the gradients carry."""
         window = self.window
         if window.true_gradients:
             return 1.0
         weight = window.weight / window.nominal
-        scale = self.loss_scale.value
-        if isinstance(weight, Tensor) or scale.device.type != "cpu":
-            return scale.double() * weight
-        return float(scale) * weight
+        return scale if is_one(weight) else scale * weight
+
+    def _scale_now(self) -> Number:
+        """The loss scale: a float where the host knows it, else a float64 copy on the device."""
+        scale = self.loss_scale.known_value
+        return self.loss_scale.value.double() if scale is None else scale
 
     def _measured(
-        self, gradients: Gradients, norm: Number, unit: Number, left_by_clip: Number | None = None
+        self,
+        gradients: Gradients,
+        norm: Number,
+        unit: Number,
+        scale: Number,
+        left_by_clip: Number | None = None,
     ) -> Measured:
         window = self.window
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         return Measured(
             self.name,
             gradients,
             norm,
             unit,
-            self.loss_scale.value,
+            scale,
             window.weight,
             window.sums(),
             self.max_norm,
             self.vetoes,
             left_by_clip,
+            [rate for rate in rates if is_on_a_device(rate)],
         )

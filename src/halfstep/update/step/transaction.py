@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ from torch import Tensor
 from halfstep.records import CallOrderError, NonFiniteGradientError, ScaleCollapse, StepRecord
 from halfstep.update.decision import on_device, on_host
 from halfstep.update.decision.clipping import Joint
-from halfstep.update.decision.measured import Measured, StepNumbers
+from halfstep.update.decision.measured import Measured, MeasuredShape, StepNumbers
 from halfstep.update.decision.on_device import decide_on_device, read_facts
 from halfstep.update.decision.on_host import HostDecision, decide_on_host
 from halfstep.update.loss_scale.base import LossScale
-from halfstep.update.loss_scale.updates import ScaleUpdates
+from halfstep.update.loss_scale.updates import SavedScales, ScaleUpdates
 from halfstep.update.optimizers.gradients import Gradients
 from halfstep.update.optimizers.launch import Launch, TornUpdateError, launch_all
-from halfstep.update.readback import Number, Readback, pack
+from halfstep.update.readback import LateNumbers, Number
 from halfstep.update.step.counters import Counters
 from halfstep.update.step.launched_step import LaunchedStep, combine
 from halfstep.update.step.optimizer_slot import OptimizerSlot
@@ -226,9 +226,9 @@ class Update:
                     found_inf = float(result.reason == "non_finite")
                     counts = float(result.reason in (None, "non_finite"))
                     self._scale_updates.note(result.slot.loss_scale, found_inf, counts)
-                self._tell_loss_scales()
+                self._tell_loss_scales(saved)
                 for result in results:
-                    result.next_scale = _next_scale(result)
+                    result.next_scale = _copy_of(_next_scale(result.slot))
                 late = self._apply(
                     {
                         slot: (d.measured.gradients, d.factors.multiplier, None)
@@ -256,21 +256,15 @@ class Update:
         """
         found = decide_on_device(list(measured.values()), self._joint, self._together)
         decisions = dict(zip(measured, found, strict=True))
-        facts = {slot: d.facts() for slot, d in decisions.items()}
-        lengths = [len(facts[slot]) + 1 + len(d.measured.sums) for slot, d in decisions.items()]
         self._on_skip({slot: d.skipped for slot, d in decisions.items()})
         with self._signals_wait:
             saved = self._scale_updates.saved(self.slots)
             try:
                 for slot, d in decisions.items():
                     self._scale_updates.note(slot.loss_scale, d.factors.found_inf, d.counts())
-                self._tell_loss_scales()
-                values = [
-                    value
-                    for slot, d in decisions.items()
-                    for value in (*facts[slot], slot.loss_scale.value, *d.measured.sums)
-                ]
-                readback = Readback(pack(values, found[0].skipped.device))
+                self._tell_loss_scales(saved)
+                numbers = [d.numbers(_next_scale(slot)) for slot, d in decisions.items()]
+                late_numbers = LateNumbers(list(chain.from_iterable(numbers)))
                 late = self._apply(
                     {
                         slot: (d.measured.gradients, d.factors.multiplier, d.skipped)
@@ -281,7 +275,12 @@ class Update:
                 self._scale_updates.put_back(saved)
                 raise
             self._unsettled = outcome = StepOutcome(
-                partial(self._settle_from, readback, launched, lengths)
+                partial(
+                    self._settle_from,
+                    late_numbers,
+                    launched,
+                    [(len(own), d.measured.shape) for own, d in zip(numbers, found, strict=True)],
+                )
             )
             for decision in found:
                 on_device.tell_vetoes(decision)
@@ -290,13 +289,16 @@ class Update:
         return outcome
 
     def _settle_from(
-        self, readback: Readback, launched: Mapping[OptimizerSlot, _Launch], lengths: Sequence[int]
+        self,
+        late_numbers: LateNumbers,
+        launched: Mapping[OptimizerSlot, _Launch],
+        shapes: Sequence[tuple[int, MeasuredShape]],
     ) -> StepRecord:
         """Commit a step that the device has decided."""
         self._unsettled = None
-        read, results = iter(readback.wait()), []
-        for (slot, launch), length in zip(launched.items(), lengths, strict=True):
-            numbers, reason, scale = read_facts(list(islice(read, length)), slot.vetoes)
+        read, results = iter(late_numbers.wait()), []
+        for (slot, launch), (length, shape) in zip(launched.items(), shapes, strict=True):
+            numbers, reason, scale = read_facts(list(islice(read, length)), shape)
             results.append(FinishedStep(slot, *launch, numbers, reason, scale))
         return self._commit(results).record
 
@@ -320,9 +322,8 @@ class Update:
                 if own is not None:
                     launches += own
                     continue
-                assert not isinstance(multiplier, Tensor), "undecided updates launch kernels"
                 stepped.append(slot)
-                slot.adapter.step(gradients, multiplier)
+                slot.adapter.step(gradients, multiplier, found_inf)
             late = launch_all(launches)  # last: nothing takes a kernel back
         except BaseException as error:
             put_back = [slot.adapter.undo() for slot in stepped]
@@ -381,8 +382,9 @@ class Update:
             )
         )
 
-    def _tell_loss_scales(self) -> None:
-        self._scale_updates.tell({slot.loss_scale for slot in self.slots if slot.window.is_open})
+    def _tell_loss_scales(self, saved: SavedScales | None = None) -> None:
+        still_open = {slot.loss_scale for slot in self.slots if slot.window.is_open}
+        self._scale_updates.tell(still_open, saved)
 
     def _observe(self, results: Sequence[FinishedStep], outcome: StepOutcome) -> None:
         """Let loss scales and slots count their skips."""
@@ -432,9 +434,12 @@ class Update:
         )
 
 
-def _next_scale(result: FinishedStep) -> Number:
-    """The next scale; where it may have moved on a device it stays there until it is read."""
-    scale = result.slot.loss_scale
-    if scale.value.is_cpu:
-        return float(scale.value)
-    return result.numbers.scale if scale.is_constant else scale.value.clone()
+def _next_scale(slot: OptimizerSlot) -> Number:
+    """The present scale; where only a device knows it, the live tensor."""
+    known = slot.loss_scale.known_value
+    return slot.loss_scale.value if known is None else known
+
+
+def _copy_of(scale: Number) -> Number:
+    """The scale as it is now; it stays on its device until it is looked at."""
+    return scale.clone() if isinstance(scale, Tensor) else scale
