@@ -102,6 +102,10 @@ class Followers:
                 continue
             own = [held[slot] for slot in self._slots_of[name] if slot in held]
             rollback.restore(_all_of(own or list(held.values())))
+        for name, average in self._averages.items():
+            movers = [slot for slot in self._slots_of[name] if slot in held]
+            if movers and isinstance(held[movers[0]], Tensor):  # the commit comes late
+                average.remember_buffers(movers[0].counters.attempts + 1)
 
     def committed(self, slots: Sequence[OptimizerSlot]) -> None:
         """Move with a committed update.
@@ -158,7 +162,7 @@ class Followers:
 
     def _average(self, average: AverageUpdate, slot: OptimizerSlot) -> None:
         try:
-            average()
+            average(slot.counters.attempts)
         except Exception as error:
             raise CallOrderError(
                 f"the average of the weights failed after update {slot.counters.num_updates} was"
