@@ -128,7 +128,7 @@ def test_stock_step_launches_18_operations_by_the_same_count() -> None:
 
 
 def test_multiplier_that_is_one_is_not_given_to_the_kernel() -> None:
-    # with a grad_scale the kernel writes divided gradients back: 8 bytes per parameter
+    # with a grad_scale the kernel writes divided gradients back
     given = []
     for settings in ({}, {"max_norm": 1.0}, {"scale": hs.StaticLossScale(2.0)}):
         with counting_device() as counts:

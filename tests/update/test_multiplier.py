@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from halfstep.update.decision.multiplier import factors_on_device, factors_on_host
 from halfstep.update.optimizers.gradients import divide_
@@ -30,7 +31,7 @@ def test_decision_on_host_and_device_agree(
     assert host.found_inf == device.found_inf.item() == 0.0
     assert device.grad_norm.item() == pytest.approx(host.grad_norm, rel=EPS)
     assert float(device.clip_coef) == pytest.approx(host.clip_coef, rel=EPS)
-    assert isinstance(device.multiplier, torch.Tensor)
+    assert isinstance(device.multiplier, Tensor)
     assert device.multiplier.item() == pytest.approx(host.multiplier, rel=EPS)
     assert device.multiplier.dtype is device.found_inf.dtype is torch.float32
 
@@ -93,3 +94,59 @@ def test_divide_by_a_number_at_or_beyond_the_ends_of_float32_is_right_to_2_eps(
     divide_([grad], divisor)
     smallest = torch.finfo(torch.float32).smallest_normal * EPS
     assert grad.item() == pytest.approx(wanted, rel=2 * EPS, abs=smallest)
+
+
+def plain_decision(
+    norm: Tensor, unit: Tensor, max_norm: float | None, largest: float, limited: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Oracle: the formula of the module's docstring, one scalar operation after the other."""
+    grad_norm = norm / unit
+    coef = torch.ones_like(grad_norm)
+    if max_norm is not None:
+        coef = (max_norm / ((grad_norm if limited is None else limited) + 1e-6)).clamp(max=1.0)
+    multiplier = unit / coef
+    in_range = (multiplier >= 2.0**-126) & (multiplier <= 2.0**127)
+    applicable = (unit > 0) & (grad_norm * coef <= largest) & in_range
+    return (~applicable).float(), multiplier.float()
+
+
+anything = st.floats(width=64) | st.sampled_from([0.0, 1.0, 2.0**128, 2.0**-130, 1e39, -1.0])
+norms = st.floats(0.0, math.inf) | st.just(math.nan)
+limits = st.none() | st.floats(1e-30, 1e30) | st.sampled_from([1.0, LARGEST, 1e39, math.inf])
+
+
+@settings(max_examples=400)
+@given(st.lists(st.tuples(norms, anything), min_size=1, max_size=3), limits, st.booleans())
+def test_decision_side_by_side_equals_the_plain_formula_to_the_bit(
+    cases: list[tuple[float, float]], max_norm: float | None, is_joint: bool
+) -> None:
+    wide = torch.tensor(cases, dtype=torch.float64)
+    norm, unit = (wide[0] if len(cases) == 1 else wide).unbind(-1)
+    limited = torch.tensor(3.0, dtype=torch.float64) if is_joint else None
+    found = factors_on_device(norm, unit, max_norm, LARGEST, limited)
+    wanted = plain_decision(norm, unit, max_norm, LARGEST, limited)
+    assert torch.equal(found.found_inf, wanted[0])
+    happens = wanted[0] == 0
+    assert isinstance(found.multiplier, Tensor)
+    assert torch.equal(found.multiplier[happens], wanted[1][happens])
+    for each, (own_norm, own_unit) in enumerate(cases):
+        # what the host knows takes no operation, and changes nothing
+        known = factors_on_device(
+            torch.tensor(own_norm, dtype=torch.float64), own_unit, max_norm, LARGEST, limited
+        )
+        assert known.found_inf == wanted[0].reshape(-1)[each]
+        if not known.found_inf:
+            assert torch.as_tensor(known.multiplier).float() == wanted[1].reshape(-1)[each]
+
+
+def test_decision_with_limits_of_their_own_clips_each_by_its_own() -> None:
+    # oracle: one decision after the other
+    norm = torch.tensor([4.0, 4.0, 4.0], dtype=torch.float64)
+    found = factors_on_device(
+        norm, 2.0, torch.tensor([1.0, math.inf, 0.5], dtype=torch.float64), LARGEST
+    )
+    assert isinstance(found.clip_coef, Tensor)
+    for each, limit in enumerate([1.0, None, 0.5]):
+        alone = factors_on_device(norm[each], 2.0, limit, LARGEST)
+        assert found.clip_coef[each] == alone.clip_coef
+        assert found.found_inf[each] == alone.found_inf == 0.0

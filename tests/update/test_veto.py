@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_deferred import DeviceLane
 from torch import Tensor
 from torch.nn import Parameter
@@ -202,3 +204,54 @@ def test_only_the_first_condition_that_holds_learns_that_it_did(
     updated = not any(answers)
     first, second = answers[0], answers[1] and not answers[0]
     assert told == [("first", first, updated), ("second", second, updated)]
+
+
+class PlainSpike:
+    """Oracle: the running mean of the docstring, on floats of Python."""
+
+    def __init__(self, factor: float, decay: float, warmup: int, patience: int) -> None:
+        self.settings = factor, decay, warmup, patience
+        self.mean, self.updates, self.in_a_row = 0.0, 0, 0
+
+    def holds(self, norm: float) -> bool:
+        factor, _, warmup, patience = self.settings
+        above = norm > factor * self.mean
+        return above and self.updates >= warmup and self.in_a_row < patience
+
+    def observe(self, norm: float, held: bool, updated: bool) -> None:
+        _, decay, _, patience = self.settings
+        if not updated:
+            self.in_a_row += held
+            return
+        weight = max(1 / (self.updates + 1), 1 - decay)
+        self.mean = norm if self.in_a_row >= patience else self.mixed(norm, weight)
+        self.updates, self.in_a_row = self.updates + 1, 0
+
+    def mixed(self, norm: float, weight: float) -> float:
+        if weight < 0.5:
+            return self.mean + weight * (norm - self.mean)
+        return norm - (norm - self.mean) * (1 - weight)
+
+
+@given(
+    norms=st.lists(st.floats(0.0, 1e6) | st.sampled_from([math.inf, math.nan, 5.0]), max_size=40),
+    decay=st.floats(0.01, 0.99),
+    warmup=st.integers(1, 4),
+    patience=st.integers(1, 3),
+)
+def test_norm_spike_in_three_operations_equals_the_plain_rule(
+    norms: list[float], decay: float, warmup: int, patience: int
+) -> None:
+    spike = hs.veto.norm_spike(2.0, decay=decay, warmup=warmup, patience=patience)
+    plain = PlainSpike(2.0, decay, warmup, patience)
+    for norm in norms:
+        facts = hs.veto.Facts(*(torch.tensor(x).double() for x in (norm, 1.0, 1.0)), "optimizer")
+        held = spike(facts)
+        assert bool(held) == plain.holds(float(facts.grad_norm))
+        updated = torch.tensor(math.isfinite(norm)) & ~held
+        own = held & math.isfinite(norm)
+        spike.observe(facts, own, updated)
+        plain.observe(float(facts.grad_norm), bool(own), bool(updated))
+        state = spike.state_dict()
+        assert (state["updates"], state["in_a_row"]) == (plain.updates, plain.in_a_row)
+        assert state["mean"] == pytest.approx(plain.mean, rel=4 * torch.finfo(torch.float64).eps)

@@ -84,12 +84,14 @@ def _read(measured: Sequence[Measured]) -> list[_Read]:
     found = []
     for each, row, flags in zip(measured, rows, answers, strict=True):
         norm, unit, left, scale, *rest = islice(values, len(row))
-        num_flags, num_rates = len(flags or ()), len(each.rates)
-        vetoed, rates = rest[:num_flags], rest[num_flags : num_flags + num_rates]
-        loss, weight, *metrics = rest[num_flags + num_rates :]
+        vetoed, rates = None, []
+        if flags is not None:
+            vetoed, rest = rest[: len(flags)], rest[len(flags) :]
+        if count := len(each.rates):
+            rates, rest = rest[:count], rest[count:]
+        loss, weight, *metrics = rest
         check_total(weight)
-        vetoed_or_none = None if flags is None else vetoed
-        found.append(_Read(norm, unit, left, scale, vetoed_or_none, rates, loss, weight, metrics))
+        found.append(_Read(norm, unit, left, scale, vetoed, rates, loss, weight, metrics))
     return found
 
 
@@ -162,15 +164,14 @@ def _ask_vetoes(decision: HostDecision) -> None:
 
 def tell_vetoes(decision: HostDecision) -> None:
     """Let conditions that learn know how the step ended."""
-    vetoes = decision.measured.vetoes
-    if not decision.measured.grads or not any(learns(condition) for condition in vetoes):
+    vetoes = [condition for condition in decision.measured.vetoes if learns(condition)]
+    if not (vetoes and decision.measured.grads):
         return
     facts = _as_facts(decision)
     updated = _filled(decision.reason is None, facts)
     for condition in vetoes:
-        if learns(condition):
-            held = decision.reason == f"veto: {name_of(condition)}"
-            tell(condition, facts, _filled(held, facts), updated)
+        held = decision.reason == f"veto: {name_of(condition)}"
+        tell(condition, facts, _filled(held, facts), updated)
 
 
 def _filled(value: bool, facts: Facts) -> Tensor:

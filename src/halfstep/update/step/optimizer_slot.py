@@ -239,6 +239,7 @@ class OptimizerSlot:
     ) -> Measured:
         window = self.window
         rates = [group["lr"] for group in self.optimizer.param_groups]
+        on_a_device = [rate for rate in rates if is_on_a_device(rate)]
         return Measured(
             self.name,
             gradients,
@@ -250,5 +251,5 @@ class OptimizerSlot:
             self.max_norm,
             self.vetoes,
             left_by_clip,
-            [rate for rate in rates if is_on_a_device(rate)],
+            on_a_device,
         )
