@@ -60,7 +60,8 @@ def test_side_by_side_of_equal_numbers_is_one_number() -> None:
     assert side_by_side([2.0, 2.0], host) == 2.0
     tensor = torch.ones((), dtype=torch.float64)
     same = side_by_side([tensor, tensor], host)
-    assert isinstance(same, torch.Tensor) and same.dim() == 0
+    assert isinstance(same, torch.Tensor)
+    assert same.dim() == 0
     mixed = side_by_side([2.0, tensor], host)
     assert isinstance(mixed, torch.Tensor)
     assert mixed.tolist() == [2.0, 1.0]
