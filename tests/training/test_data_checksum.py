@@ -13,7 +13,7 @@ from torch import nn
 
 import halfstep as hs
 from halfstep.records.comparison import compare_steps
-from halfstep.training.run.data_checksum import data_checksum
+from halfstep.training.run.data.checksum import data_checksum
 
 
 @dataclasses.dataclass

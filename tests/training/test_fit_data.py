@@ -19,8 +19,8 @@ from torch import Tensor
 
 import halfstep as hs
 from halfstep.training.checkpoint.file import read_checkpoint
-from halfstep.training.run.data_stream import DataStream
-from halfstep.training.run.windows import one_batch
+from halfstep.training.run.data.stream import DataStream
+from halfstep.training.run.data.windows import one_batch
 
 SETTINGS: dict[str, Any] = {"precision": "fp32", "device": "cpu"}
 

@@ -21,7 +21,7 @@ from halfstep.training import LossSum, Recipe
 from halfstep.training.followers.buffers import BufferRollback
 from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.run.build import made_model
-from halfstep.training.run.windows import one_batch, to_device
+from halfstep.training.run.data.windows import one_batch, to_device
 from halfstep.training.window.loss import check_loss
 from halfstep.update import power_of_two_near
 from halfstep.update.loss_scale.base import promote

@@ -17,10 +17,10 @@ from halfstep.training import other_names
 from halfstep.training.checkpoint.folder import CheckpointFolder
 from halfstep.training.checkpoint.resume import resume_run
 from halfstep.training.run.build import build_engine, described_settings
+from halfstep.training.run.data.windows import open_windows
 from halfstep.training.run.loop import Loop
 from halfstep.training.run.recipe import Recipe
 from halfstep.training.run.validation import Best, ValidationPlan, validate
-from halfstep.training.run.windows import open_windows
 from halfstep.training.surroundings.processes import check_one_process
 
 logger = logging.getLogger("halfstep")

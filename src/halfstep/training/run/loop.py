@@ -11,10 +11,10 @@ from halfstep.records import RunRecord, ScaleCollapse, StepRecord, Validation
 from halfstep.training.checkpoint.folder import RunFolder
 from halfstep.training.engine.engine import Engine
 from halfstep.training.run.build import state_checksum
+from halfstep.training.run.data.windows import Windows
 from halfstep.training.run.recipe import Recipe
 from halfstep.training.run.scale_trend import ScaleTrend
 from halfstep.training.run.validation import ValidationPlan, validate
-from halfstep.training.run.windows import Windows
 from halfstep.training.run.zero_gradients import ZeroGradients
 from halfstep.update import StepOutcome
 from halfstep.update.readback import Readback

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from halfstep.training.run.data_stream import plain
+from halfstep.training.run.data.stream import plain
 
 # torch's and Hugging Face's names of the parts of a loader, a sampler and a dataset
 _PARTS = frozenset({"sampler", "batch_sampler", "dataset", "datasets", "data_source", "base"})

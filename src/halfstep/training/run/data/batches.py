@@ -19,9 +19,9 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from halfstep.records import BadValueError, RecipeError
-from halfstep.training.run.data_checksum import data_checksum
-from halfstep.training.run.data_generators import Generators, parts_of, single_pass_from_outside
-from halfstep.training.run.data_stream import DataStream
+from halfstep.training.run.data.checksum import data_checksum
+from halfstep.training.run.data.generators import Generators, parts_of, single_pass_from_outside
+from halfstep.training.run.data.stream import DataStream
 from halfstep.training.run.recipe import Recipe
 
 logger = logging.getLogger("halfstep")

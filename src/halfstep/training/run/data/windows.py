@@ -9,8 +9,8 @@ from torch.utils import _pytree as pytree
 
 from halfstep.records import RecipeError
 from halfstep.training.rng import rng_state, set_rng_state
-from halfstep.training.run.data import END, Batches
-from halfstep.training.run.data_checksum import data_checksum
+from halfstep.training.run.data.batches import END, Batches
+from halfstep.training.run.data.checksum import data_checksum
 from halfstep.training.run.recipe import Recipe
 from halfstep.training.window.micro_batches import Window
 
