@@ -8,6 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from emulated.autocast import register_kernels
+
+if not torch.cuda.is_available():
+    register_kernels()  # before any test uses a policy on "cuda"
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

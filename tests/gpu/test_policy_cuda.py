@@ -16,10 +16,7 @@ import halfstep as hs
 sys.path.insert(0, str(Path(__file__).parents[1] / "precision"))
 import documented_ops
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -43,6 +40,7 @@ def result_on(device: str, name: str, arrives_in: torch.dtype, format: str) -> t
 CONVOLUTIONS = [n for n in documented_ops.CALLS if n.startswith("conv")]
 
 
+@pytest.mark.real_device(shows="CUDA obeys the list that a policy brings to the CPU")
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", [n for n in documented_ops.CALLS if n not in CONVOLUTIONS])
 def test_cpu_runs_an_op_in_the_dtype_that_cuda_gives(name: str, format: str) -> None:
@@ -54,6 +52,7 @@ def test_cpu_runs_an_op_in_the_dtype_that_cuda_gives(name: str, format: str) -> 
             assert result_on("cuda", name, arrives_in, format) is on_cpu, arrives_in
 
 
+@pytest.mark.real_device(shows="recurrent nets run in cuDNN")
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_net_has_the_dtype_of_cudnn(make: type[nn.RNNBase]) -> None:
     net, x = make(4, 4), torch.randn(3, 2, 4)

@@ -10,10 +10,7 @@ from torch import nn
 
 from halfstep.training.run.zero_gradients import ZeroGradients
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_counting_waits_for_nothing_until_the_share_is_read() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from counting_device import Counts, counting_device, on_device
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 import halfstep as hs
+from emulated import Counts, emulated_device, on_device
 from halfstep.update.decision.multiplier import factors_for_loss_scale, factors_on_host
 
 EPS = torch.finfo(torch.float32).eps
@@ -75,7 +75,7 @@ def test_step_waits_no_more_than_torch_and_launches_at_most_half_more(
 ) -> None:
     # oracle: torch.amp.GradScaler in the same sequence; its clip is unscale_ + clip_grad_norm_
     factors = (1.0, 1.0, factor)
-    with counting_device() as counts:
+    with emulated_device() as counts:
         stock = torch.amp.GradScaler("cpu")
         wanted = run(
             counts, MAKES[name], stock, "none" if clip == "none" else "torch", factors, **options
@@ -96,7 +96,7 @@ def test_step_waits_no_more_than_torch_and_launches_at_most_half_more(
 @pytest.mark.parametrize("clip", ["none", "torch", "ours"])
 def test_kernel_writes_gradients_back_only_where_it_has_to_divide(clip: str) -> None:
     # with a grad_scale the fused kernels write the divided gradient: 8 bytes per parameter
-    with counting_device() as counts:
+    with emulated_device() as counts:
         run(
             counts,
             MAKES["adamw"],
@@ -129,7 +129,7 @@ def test_fused_optimizer_that_must_be_called_waits_no_more_than_torch(kind: str,
             optimizer.register_step_post_hook(lambda *_: None)
         return optimizer
 
-    with counting_device() as counts:
+    with emulated_device() as counts:
         stock, ours = torch.amp.GradScaler("cpu"), hs.GradScaler("cpu")
         wanted = run(counts, make, stock, clip.replace("ours", "torch"), fused=True)
         waits = len(counts.waits)
@@ -141,26 +141,26 @@ def test_fused_optimizer_that_must_be_called_waits_no_more_than_torch(kind: str,
 
 def test_outcome_on_a_device_is_of_the_scale_before_update() -> None:
     # closed form: a skip at 2^16 leaves 2^15; the outcome is of the window that was skipped
-    with counting_device() as counts:
+    with emulated_device() as counts:
         scaler = hs.GradScaler("cpu")
         run(counts, MAKES["adamw"], scaler, "none", (1.0, 1.0, math.inf), fused=True)
         assert counts.waits == []
         outcome = scaler.last_outcome
         assert outcome is not None
-        assert counts.waits == []
+        assert counts.waits == counts.events == []
         assert (outcome.skipped, outcome.reason) == (True, "non_finite")
         assert (outcome.loss_scale, scaler.get_scale()) == (2.0**16, 2.0**15)
-        assert counts.waits[0] == "event"
+        assert [wait.kind for wait in counts.events] == ["event"]
 
 
 def test_scale_on_a_device_starts_without_a_wait() -> None:
-    with counting_device() as counts:
+    with emulated_device() as counts:
         hs.GradScaler("cpu").scale(on_device(torch.ones(())))
         assert counts.waits == []
 
 
 def test_skip_on_the_floor_of_a_device_scale_warns_at_the_next_step() -> None:
-    with counting_device() as counts:
+    with emulated_device() as counts:
         scaler = hs.GradScaler("cpu", init_scale=1.0)
         run(counts, MAKES["adamw"], scaler, "none", (1.0, math.inf), foreach=True)
         params = parameters()

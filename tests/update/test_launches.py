@@ -141,6 +141,37 @@ def test_multiplier_that_is_one_is_not_given_to_the_kernel() -> None:
     assert given == [False, True, True]
 
 
+def test_multiplier_that_cannot_be_skips_on_the_device_and_divides_nothing() -> None:
+    # a known unit of 0 (an empty window) is no number to divide gradients by in place
+    with counting_device() as counts:
+        params, update = update_of(4, hs.StaticLossScale(2.0))
+        counted(counts, params, update)
+        before = [p.inner.clone() for p in params]
+        for p in params:
+            p.grad = on_device(torch.ones(8))
+        (slot,) = update.slots
+        slot.window.add(on_device(torch.tensor(1.0)), 0.0, {}, number=1)
+        counts.clear()
+        outcome = update.run(update.slots)
+        assert counts.ops["_foreach_div_"] == 0
+        assert (outcome.updated, outcome.reason) == (False, "empty_window")
+        assert all(torch.equal(p.inner, b) for p, b in zip(params, before, strict=True))
+
+
+def test_constant_scale_is_known_on_a_device_until_somebody_writes_it() -> None:
+    with counting_device() as counts:
+        static, moving = hs.StaticLossScale(3.0), dynamic()
+        assert (static.known_value, moving.known_value) == (3.0, 16.0)
+        for scale in (static, moving):
+            scale.to(DEVICE)
+        assert (static.known_value, moving.known_value) == (3.0, None)
+        static.load_state_dict({**hs.StaticLossScale(5.0).state_dict()})
+        assert static.known_value == 5.0
+        static.value.fill_(7.0)
+        assert static.known_value is None
+        assert counts.waits == []
+
+
 def capturable(params: list[Tensor]) -> Optimizer:
     optimizer = fused(params)
     optimizer.param_groups[0]["capturable"] = True

@@ -6,6 +6,9 @@ group can close one:
 1. the kernel directly (`KernelPlan`), where nothing observes ``optimizer.step()``;
 2. ``optimizer.step()`` of a fused optimizer, which divides by ``optimizer.grad_scale``;
 3. any other optimizer: divide the gradients in place, then ``optimizer.step()``.
+
+A device can skip by itself on the first, and on the second for a stock class that has hooks: of it
+the gradients are divided in place as well, because hooks must find the true ones.
 """
 
 from __future__ import annotations
