@@ -30,7 +30,7 @@ def test_numbers_of_all_kinds_come_back_in_their_places_in_one_wait() -> None:
         assert [wait.kind for wait in counts.events] == ["event"]
         counts.clear()
         assert read_now(values) == expected
-        assert counts.waits == ["tolist"]
+        assert [wait.kind for wait in counts.waits] == ["tolist"]
 
 
 def test_late_numbers_are_those_of_their_time() -> None:
