@@ -39,7 +39,7 @@ def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         if len(each) != len(params):
             raise RuntimeError(f"{name}: {len(params)} parameters and {len(each)} states")
         for p, t in zip(params, each, strict=True):
-            if (p.dtype, p.shape, p.stride()) != (t.dtype, t.shape, t.stride()):
+            if _kind(p) != _kind(t):
                 raise RuntimeError(
                     f"{name}: params, grads and states must have same dtype, device, and layout"
                 )
@@ -50,6 +50,10 @@ def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
             _check_scalar(flag, kwargs[flag], torch.float32)
     if isinstance(kwargs.get("lr"), Tensor) and kwargs["lr"].is_cuda:
         _check_scalar("lr", kwargs["lr"], torch.float32)
+
+
+def _kind(value: Tensor) -> object:
+    return value.device, value.dtype, value.shape, value.stride()
 
 
 def _check_scalar(what: str, value: Tensor, dtype: torch.dtype) -> None:

@@ -228,7 +228,9 @@ def _cross(is_free: bool, does_not_block: bool) -> None:
 
 
 def _refuse_mixed(func: Any, name: str, leaves: Sequence[Tensor]) -> None:
-    takes_numbers = not name.startswith(("_fused_", "_amp_", "stack", "cat"))
+    if name.startswith("_fused_"):
+        return  # the demands of each argument are checked one by one
+    takes_numbers = not name.startswith(("_amp_", "stack", "cat"))
     for leaf in leaves:
         if not isinstance(leaf, DeviceTensor) and not (takes_numbers and leaf.dim() == 0):
             raise RuntimeError(

@@ -26,7 +26,7 @@ from halfstep.records import BadTypeError, BadValueError
 from halfstep.update.optimizers.fuse import fuse_again, fuse_if_free, is_fused, unfuse
 from halfstep.update.optimizers.gradients import Gradients, divide_, in_float32_range, match_layouts
 from halfstep.update.optimizers.kernel_plan import KernelPlan, has_fused_state
-from halfstep.update.optimizers.kernels import KERNELS
+from halfstep.update.optimizers.kernels import kernel_of
 from halfstep.update.optimizers.launch import Launch, launch_all
 from halfstep.update.optimizers.observers import has_hooks, has_replaced_step, is_observed
 from halfstep.update.optimizers.undo import Undo
@@ -77,7 +77,7 @@ class OptimizerAdapter:
         the optimizer. They find true gradients, which have been divided in place.
         """
         return (
-            type(self.optimizer) in KERNELS
+            kernel_of(self.optimizer) is not None
             and is_fused(self.optimizer)
             and not has_replaced_step(self.optimizer)
             and has_hooks(self.optimizer)
@@ -146,7 +146,7 @@ class OptimizerAdapter:
             result = self._step_undecided(grads, multiplier, found_inf)
         elif isinstance(multiplier, Tensor):
             raise AssertionError("only undecided updates have a multiplier on the device")
-        elif fused and type(self.optimizer) in KERNELS:
+        elif fused and kernel_of(self.optimizer) is not None:
             result = self._step_fused(params, grads, multiplier)
         else:
             divide_(grads, multiplier)

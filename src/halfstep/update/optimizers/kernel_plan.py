@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep.update.optimizers.gradients import divide_, in_float32_range
-from halfstep.update.optimizers.kernels import KERNELS, Group, Kernel
+from halfstep.update.optimizers.kernels import Group, Kernel, kernel_of
 from halfstep.update.optimizers.launch import Launch
 from halfstep.update.optimizers.observers import is_observed
 
@@ -111,11 +111,11 @@ class KernelPlan:
     def build(cls, optimizer: Optimizer, params: list[Tensor]) -> KernelPlan | None:
         """A plan, or ``None`` where something forbids the short road.
 
-        Forbidden: other classes than the rows of `KERNELS` (subclasses may override anything),
-        step hooks, a replaced ``step``, tensor hyperparameters that the kernels do not take,
-        differentiable groups, groups of mixed dtype or device, state that does not exist yet.
+        Forbidden: other classes than the rows of `KERNELS`, and subclasses with a step or state of
+        their own; step hooks, a replaced ``step``, tensor hyperparameters that the kernels do not
+        take, differentiable groups, groups of mixed dtype or device, state that does not exist yet.
         """
-        kernel = KERNELS.get(type(optimizer))
+        kernel = kernel_of(optimizer)
         if kernel is None or is_observed(optimizer) or not has_fused_state(optimizer, params):
             return None
         return cls(optimizer, kernel, params)
@@ -166,10 +166,11 @@ def has_fused_state(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
     """Whether the fused kernels can run with what an optimizer holds.
 
     Args:
-        optimizer: Of a stock class.
+        optimizer: Of a stock class, by `stock_class`.
         params: Those that are to be stepped.
     """
-    kernel = KERNELS[type(optimizer)]
+    kernel = kernel_of(optimizer)
+    assert kernel is not None
     if not all(_is_plain(kernel, group) for group in optimizer.param_groups):
         return False
     wanted = set(map(id, params))

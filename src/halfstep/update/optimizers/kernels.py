@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from halfstep.update.optimizers.observers import stock_class
+
 Group = Mapping[str, Any]
 States = Sequence[list[Tensor]]
 Call = Callable[[], object]
@@ -130,3 +132,9 @@ KERNELS: dict[type[Optimizer], Kernel] = {
     SGD: Kernel(lambda g: ("momentum_buffer",) if g["momentum"] else (), False, _prepare_sgd),
     Adagrad: Kernel(lambda group: ("sum",), True, _prepare_adagrad),
 }
+
+
+def kernel_of(optimizer: Optimizer) -> Kernel | None:
+    """The row of the class whose ``step`` this optimizer runs, or ``None``."""
+    kind = stock_class(optimizer)
+    return None if kind is None else KERNELS[kind]

@@ -39,12 +39,28 @@ def is_observed(optimizer: Optimizer) -> bool:
 
 
 def has_replaced_step(optimizer: Optimizer) -> bool:
-    """Whether ``step`` was replaced on the instance, or on a stock class."""
+    """Whether ``step`` was replaced: on the instance, on a stock class, or by a subclass."""
     step = optimizer.__dict__.get("step")
     if step is not None and getattr(step, "__wrapped__", None) is not type(optimizer).step:
         return True  # a scheduler's wrapper holds the method of the class
-    stock = _STOCK_STEPS.get(type(optimizer))
-    return stock is not None and _below_torchs_wrapper(type(optimizer)) is not stock
+    base = _stock_base(optimizer)
+    return base is not None and _below_torchs_wrapper(type(optimizer)) is not _STOCK_STEPS[base]
+
+
+def stock_class(optimizer: Optimizer) -> type[Optimizer] | None:
+    """The class of torch whose ``step`` this optimizer runs.
+
+    Its own, or that of a subclass that adds what it likes and leaves the step and its state alone.
+    """
+    base: Any = _stock_base(optimizer)
+    if base is None or _below_torchs_wrapper(type(optimizer)) is not _STOCK_STEPS[base]:
+        return None
+    own: Any = type(optimizer)
+    return base if own._init_group is base._init_group else None
+
+
+def _stock_base(optimizer: Optimizer) -> type[Optimizer] | None:
+    return next((kind for kind in type(optimizer).__mro__ if kind in _STOCK_STEPS), None)
 
 
 def has_hooks(optimizer: Optimizer) -> bool:

@@ -22,7 +22,7 @@ from halfstep.update.loss_scale.base import LossScale
 from halfstep.update.loss_scale.updates import SavedScales, ScaleUpdates
 from halfstep.update.optimizers.gradients import Gradients
 from halfstep.update.optimizers.launch import Launch, TornUpdateError, launch_all
-from halfstep.update.readback import LateNumbers, Number
+from halfstep.update.readback import LateNumbers, Number, Readback
 from halfstep.update.step.counters import Counters
 from halfstep.update.step.launched_step import LaunchedStep, combine
 from halfstep.update.step.optimizer_slot import OptimizerSlot
@@ -56,7 +56,7 @@ class FinishedStep:
             another optimizer's open window.
         numbers: Its numbers.
         reason: Why nothing moved, or ``None``.
-        next_scale: Loss scale of the next window; left on the device until it is looked at.
+        next_scale: Loss scale of the next window; on its way from the device until it is looked at.
         consumed: Of the slot, this step included.
     """
 
@@ -65,7 +65,7 @@ class FinishedStep:
     try_number: int
     numbers: StepNumbers
     reason: str | None
-    next_scale: Number = 0.0
+    next_scale: float | Readback = 0.0
     consumed: float = 0.0
 
     @property
@@ -75,7 +75,8 @@ class FinishedStep:
 
     def record(self) -> StepRecord:
         """The step as plain data."""
-        next_scale = float(self.next_scale)
+        known = self.next_scale
+        next_scale = known.wait()[0] if isinstance(known, Readback) else known
         return self.launched.record(self.numbers, self.reason, next_scale, self.consumed)
 
 
@@ -228,7 +229,7 @@ class Update:
                     self._scale_updates.note(result.slot.loss_scale, found_inf, counts)
                 self._tell_loss_scales(saved)
                 for result in results:
-                    result.next_scale = _copy_of(_next_scale(result.slot))
+                    result.next_scale = _on_its_way(_next_scale(result.slot))
                 late = self._apply(
                     {
                         slot: (d.measured.gradients, d.factors.multiplier, None)
@@ -440,6 +441,8 @@ def _next_scale(slot: OptimizerSlot) -> Number:
     return slot.loss_scale.value if known is None else known
 
 
-def _copy_of(scale: Number) -> Number:
-    """The scale as it is now; it stays on its device until it is looked at."""
-    return scale.clone() if isinstance(scale, Tensor) else scale
+def _on_its_way(scale: Number) -> float | Readback:
+    """The scale as it is now, without a wait."""
+    if not isinstance(scale, Tensor):
+        return scale
+    return float(scale) if scale.is_cpu else Readback(scale.reshape(1))
