@@ -41,15 +41,18 @@ if TYPE_CHECKING:
     from halfstep.tracing import Watch as Watch
     from halfstep.tracing import trace as trace
     from halfstep.tracing import watch as watch
+    from halfstep.training import Best as Best
     from halfstep.training import CheckpointFolder as CheckpointFolder
     from halfstep.training import Engine as Engine
     from halfstep.training import LossSum as LossSum
     from halfstep.training import Recipe as Recipe
     from halfstep.training import TokenSchedule as TokenSchedule
+    from halfstep.training import Window as Window
     from halfstep.training import fit as fit
     from halfstep.training import load_checkpoint as load_checkpoint
     from halfstep.training import load_recipe as load_recipe
     from halfstep.training import micro_batches as micro_batches
+    from halfstep.training import patience as patience
     from halfstep.training import save_checkpoint as save_checkpoint
     from halfstep.training import warmup_cosine as warmup_cosine
     from halfstep.update import DynamicLossScale as DynamicLossScale
@@ -74,8 +77,8 @@ _HOMES = {
     "tools": "diagnose verify_resume",
     "tracing": "Trace Watch trace watch",
     "training": (
-        "CheckpointFolder Engine LossSum Recipe TokenSchedule fit load_checkpoint load_recipe"
-        " micro_batches save_checkpoint warmup_cosine"
+        "Best CheckpointFolder Engine LossSum Recipe TokenSchedule Window fit load_checkpoint"
+        " load_recipe micro_batches patience save_checkpoint warmup_cosine"
     ),
     "update": (
         "DynamicLossScale GradScaler Joint LossScale NoLossScale StaticLossScale StepOutcome veto"

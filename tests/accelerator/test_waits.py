@@ -93,7 +93,7 @@ def waits_of(
     found = []
     for x in batches(4):
         counts.clear()
-        outcome = engine.train_step([x, x], loss_fn)
+        outcome = engine.train_step(hs.Window([x, x]), loss_fn)
         if looks:
             assert outcome.updated
         found.append((len(counts.waits), len(counts.events)))

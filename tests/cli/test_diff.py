@@ -61,7 +61,10 @@ def test_resume_check_of_a_recipe_is_0_and_shows_both_runs(halfstep: Invoke) -> 
     common = ["resume-check", "my.py:build", "--at", "2", "--steps", "2", "--precision", "fp32"]
     result = halfstep(*common)
     assert result.exit_code == 0
-    assert result.stdout.endswith("straight against resumed: equal in all 2 steps\n")
+    assert result.stdout.endswith(
+        "straight against resumed: equal in all 2 steps\n"
+        "after the last step: the whole state is equal\n"
+    )
     assert result.stdout.count("resumed") == 3
     without = halfstep(*common, "--without", "everything")
     assert without.exit_code == 2

@@ -144,7 +144,7 @@ def test_saved_run_resumes_and_its_record_has_every_step(halfstep: Invoke, folde
     straight = runs_in(halfstep(*common, "--steps", "6", "--json"))[0]
     saving = ["--steps", "4", "--save-every", "2", "--save-to", "saved", "--keep", "1"]
     assert halfstep(*common, *saving).exit_code == 0
-    assert [path.name for path in (folder / "saved").iterdir()] == ["step-00000004.pt"]
+    assert [path.name for path in (folder / "saved").glob("*.pt")] == ["step-00000004.pt"]
     resuming = ["--steps", "6", "--resume", "saved", "--record", "run.jsonl", "--json"]
     resumed = runs_in(halfstep(*common, *resuming))[0]
     assert resumed["steps"] == straight["steps"]
@@ -166,3 +166,85 @@ def test_saving_that_cannot_be_is_one_line_with_code_2(
     result = halfstep("train", "my.py:build", "--precision", "fp32", "--steps", "2", *options)
     assert result.exit_code == 2
     assert text in result.stderr.splitlines()[-1]
+
+
+EARLY = ["--precision", "fp32", "--steps", "20", "--validate-every", "2"]
+
+
+def test_patience_stops_the_run_with_0_and_records_its_validations(
+    halfstep: Invoke, tmp_path: Path
+) -> None:
+    record = tmp_path / "run.jsonl"
+    # the error rises from -0.7 towards 0, so that the first validation stays the smallest
+    options = [*EARLY, "--metric", "error", "--patience", "2", "--record", str(record), "--json"]
+    result = halfstep("train", "my.py:sums", *options)
+    assert result.exit_code == 0
+    (run,) = runs_in(result)
+    assert (run["status"], len(run["steps"])) == ("stopped", 6)
+    loaded = hs.RunRecord.load(record)
+    assert [one.step for one in loaded.validations] == [2, 4, 6]
+    assert loaded.to_dict() == run
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    order = [row.get("step", row.get("after_step", "")) for row in rows]
+    assert order == ["", 1, 2, 2, 3, 4, 4, 5, 6, 6, ""]  # each stands where it was made
+
+
+def test_keep_best_writes_the_best_checkpoint(halfstep: Invoke, tmp_path: Path) -> None:
+    saving = ["--save-every", "20", "--save-to", str(tmp_path / "saved"), "--keep-best"]
+    saving += ["--metric", "error:max"]
+    assert halfstep("train", "my.py:sums", *EARLY, *saving).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "saved").glob("*.pt")) == [
+        "best.pt",
+        "step-00000020.pt",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--patience", "2"], "patience needs validate_every"),
+        (["--keep-best"], "--keep-best needs --save-every, whose folder best.pt lies in"),
+        (["--metric", "error:up"], "direction must be"),
+        (["--validate-every", "2", "--patience", "2"], "goes by the metric 'validation'"),
+        (["--validate-every", "2", "--patience", "0"], "patience must be a whole number of at"),
+    ],
+    ids=" ".join,
+)
+def test_validation_option_that_cannot_be_is_2(
+    halfstep: Invoke, options: list[str], text: str
+) -> None:
+    result = halfstep("train", "my.py:sums", "--precision", "fp32", "--steps", "3", *options)
+    assert result.exit_code == 2
+    assert text in " ".join(result.stderr.split())
+
+
+def test_story_of_two_runs(halfstep: Invoke, folder: Path) -> None:
+    """Train, change the rate, train again, compare, resume the right one."""
+    train = ["train", "my.py:build", "--precision", "fp32", "--save-every", "2"]
+    first = halfstep(*train, "--steps", "4", "--record", "first.jsonl", "--json")
+    assert first.exit_code == 0
+    text = (folder / "my.py").read_text()
+    (folder / "my.py").write_text(text.replace("lr=0.01", "lr=0.0200"))
+    again = halfstep(*train, "--steps", "4", "--record", "second.jsonl")
+    assert again.exit_code == 2
+    assert "'runs/mine' holds the run" in again.stderr
+    assert "--resume runs/mine" in again.stderr
+    second = halfstep(*train, "--steps", "4", "--record", "second.jsonl", "--fresh", "--json")
+    assert second.exit_code == 0
+    assert "saved in runs/mine-2" in second.stderr
+    differ = halfstep("diff", "first.jsonl", "second.jsonl")
+    assert differ.exit_code == 1
+    assert "step 1 differs first, by lr: 0.01 against 0.02" in differ.stdout
+    resumed = halfstep(*train, "--steps", "6", "--resume", "runs/mine-2", "--json")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert runs_in(resumed)[0]["id"] == runs_in(second)[0]["id"] != runs_in(first)[0]["id"]
+    assert runs_in(resumed)[0]["steps"][:4] == runs_in(second)[0]["steps"]
+    wrong = halfstep(*train, "--steps", "6", "--resume", "runs/mine", "--save-to", "runs/mine-3")
+    assert "goes on with lr=0.01 of its checkpoint; the recipe's 0.02 is not used" in wrong.stderr
+
+
+def test_fresh_without_effect_is_refused(halfstep: Invoke) -> None:
+    for options in (["--fresh"], ["--fresh", "--save-every", "2", "--resume", "runs/mine"]):
+        result = halfstep("train", "my.py:build", *options)
+        assert result.exit_code == 2
+        assert "--fresh starts a new run" in result.stderr

@@ -248,7 +248,7 @@ def test_skip_on_cuda_moves_no_bit(case: tuple[str, str], steps_before: int, bad
         assert engine.train_step([x], sum_loss).updated
     before = [*snapshot(model, optimizer), engine.state_dict()["schedules"]]
     counters = (engine.num_updates, engine.consumed, rate(optimizer))
-    outcome = engine.train_step([make_batches(1)[0], bad_batch(bad)], sum_loss)
+    outcome = engine.train_step(hs.Window([make_batches(1)[0], bad_batch(bad)]), sum_loss)
     assert (outcome.skipped, outcome.reason) == (True, "non_finite")
     after = [*snapshot(model, optimizer), engine.state_dict()["schedules"]]
     assert differences(before, after) == []
@@ -287,7 +287,7 @@ def test_empty_window_is_a_skip_that_leaves_the_loss_scale(
         divisor = torch.zeros((), dtype=torch.int64, device=DEVICE) if on_device else 0
         return hs.LossSum(model(x).sum() * 0, divisor)
 
-    outcome = engine.train_step(make_batches(2), empty_loss)
+    outcome = engine.train_step(hs.Window(make_batches(2)), empty_loss)
     assert (outcome.updated, outcome.reason, outcome.divisor) == (False, "empty_window", 0.0)
     assert outcome.next_loss_scale == outcome.loss_scale == 2.0**10
     after = [*snapshot(model, optimizer), engine.loss_scale.state_dict()]
@@ -309,7 +309,7 @@ def test_deferred_outcomes_equal_those_on_the_cpu(case: tuple[str, str], loss_fn
         batches = make_batches(8, device)
         batches[5] = torch.full((5, 8), math.inf, device=device)
         outcomes = [
-            engine.train_step(batches[i : i + 2], loss_fn)  # type: ignore[arg-type]
+            engine.train_step(hs.Window(batches[i : i + 2]), loss_fn)  # type: ignore[arg-type]
             for i in range(0, 8, 2)
         ]
         records.append([outcome.record for outcome in outcomes])
@@ -339,7 +339,7 @@ def test_loss_sum_over_unequal_micro_batches_has_the_norm_of_the_whole_batch() -
     loss = exact(rows).square().sum() / len(rows)
     loss.backward()
     squares = [p.grad.square().sum() for p in exact.parameters() if p.grad is not None]
-    outcome = engine.train_step(batches[1:], sum_loss)
+    outcome = engine.train_step(hs.Window(batches[1:]), sum_loss)
     assert outcome.divisor == len(rows)
     assert outcome.loss == pytest.approx(loss.item(), rel=64 * EPS)
     assert outcome.grad_norm == pytest.approx(math.sqrt(float(sum(squares))), rel=64 * EPS)

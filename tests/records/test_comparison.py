@@ -70,6 +70,18 @@ def test_what_one_side_does_not_know_is_left_out() -> None:
     assert compare_steps(RUN, [replace(s, checksum=None, batch=None) for s in RUN]).is_equal
 
 
+def test_batches_are_compared_by_content_where_both_know_it() -> None:
+    left = [step(1, data="aa", batch=0)]
+    assert compare_steps(left, [step(1, data="aa", batch=7)]).is_equal
+    assert list(compare_steps(left, [step(1, batch=7)]).differences) == ["batch"]
+    other = compare_steps(left, [step(1, data="bb", batch=7, grad_norm=0.6)])
+    assert list(other.differences) == ["data", "grad_norm"]
+    assert str(other) == (
+        "step 1 differs first, by other data (checksum of the batches): aa against bb"
+        " (also grad_norm)"
+    )
+
+
 def test_nan_equals_nan_and_not_a_number() -> None:
     nan = [step(1, loss=math.nan)]
     assert compare_steps(nan, [step(1, loss=math.nan)]).is_equal

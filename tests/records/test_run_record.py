@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from halfstep import HalfstepError, RunRecord, StepRecord
+from halfstep.records import Validation
 
 
 def step(number: int, updated: bool = True, divisor: float | None = 64.0) -> StepRecord:
@@ -44,6 +45,7 @@ def run(**changes: object) -> RunRecord:
         initial_validation={"val_loss": 5.5},
         duration_s=2.0,
         status="finished",
+        validations=[Validation(2, {"val_loss": math.inf}), Validation(3, {})],
     )
     return dataclasses.replace(record, **changes)
 
@@ -80,7 +82,7 @@ def test_every_line_of_the_file_is_strict_json() -> None:
         raise AssertionError(f"{name} is not JSON")
 
     lines = [json.loads(line, parse_constant=refuse) for line in run().lines()]
-    assert len(lines) == 1 + len(run().steps) + 1  # header, steps, footer
+    assert len(lines) == 1 + len(run().steps) + 2 + 1  # header, steps, validations, footer
 
 
 def test_file_cut_at_any_byte_after_its_header_loads_the_whole_steps(tmp_path: Path) -> None:
@@ -151,3 +153,23 @@ def test_consumed_per_second_is_the_clock_over_the_duration() -> None:
 )
 def test_consumed_per_second_without_a_meaning_is_none(changes: dict[str, object]) -> None:
     assert run(**changes).consumed_per_s is None
+
+
+def test_record_without_validations_loads_as_one_that_made_none(tmp_path: Path) -> None:
+    """Files and dicts of earlier versions have no such lines."""
+    data = run().to_dict()
+    del data["validations"]
+    assert RunRecord.from_dict(data) == run(validations=[])
+    path = tmp_path / "old.jsonl"
+    lines = [line for line in run().lines() if "after_step" not in line]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    assert RunRecord.load(path) == run(validations=[])
+
+
+def test_validation_has_a_line_of_its_own() -> None:
+    rows = [json.loads(line) for line in run().lines()]
+    found = [row for row in rows if "after_step" in row]
+    assert found == [
+        {"after_step": 2, "metrics": {"val_loss": "inf"}},
+        {"after_step": 3, "metrics": {}},
+    ]

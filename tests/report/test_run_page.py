@@ -13,7 +13,8 @@ import pytest
 from browser import OpenPage
 from made_runs import FOREIGN, HOSTILE, diagnosis, made_run, made_step
 
-from halfstep.records import BadValueError, RunRecord
+from halfstep.records import BadValueError, RunRecord, Validation
+from halfstep.report.run_charts import run_charts
 from halfstep.report.run_page import run_page
 
 
@@ -230,3 +231,12 @@ def test_number_of_runs_on_a_page_is_limited() -> None:
 def test_runs_of_one_name_are_numbered(open_page: OpenPage) -> None:
     opened = open_page(run_page([made_run(2), made_run(2)]))
     assert opened.locator("tbody th").all_inner_texts() == ["fp16", "fp16 (2)"]
+
+
+def test_validations_of_a_run_have_a_chart_for_each_metric() -> None:
+    found = [Validation(2, {"val_loss": 3.0, "accuracy": 0.1}), Validation(4, {"val_loss": 2.0})]
+    run = replace(made_run(4), validations=found)
+    charts = {chart.title: chart for chart in run_charts([("fp16", run)])}
+    assert "3 at first, 2 at last" in charts["Validation: val_loss"].summary
+    assert "0.1 throughout" in charts["Validation: accuracy"].summary
+    assert not [one for one in run_charts([("a", made_run(4))]) if "Validation" in one.title]

@@ -119,3 +119,9 @@ def test_details_quote_the_last_diagnosis() -> None:
     details = run_verdict(made_run(300, {1: diagnosis("first"), 2: diagnosis("second")})).details
     assert details[1].startswith("The last diagnosis: the loss scale is searching")
     assert "second" in details[1]
+
+
+def test_run_that_its_own_rule_stopped_is_good_and_says_when() -> None:
+    verdict = run_verdict(with_losses([4.0, 3.0], status="stopped", settings={"steps": 9}))
+    assert verdict.level == "good"
+    assert "The run's own rule stopped it after 2 of 9 steps." in verdict.details

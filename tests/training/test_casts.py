@@ -44,7 +44,7 @@ def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
 def casts(by_hand: bool) -> tuple[int, list[Any]]:
     model = mlp()
     engine = hs.Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16")
-    window = [torch.ones(4, 16) * (i + 1) for i in range(MICRO_BATCHES)]
+    window = hs.Window(torch.ones(4, 16) * (i + 1) for i in range(MICRO_BATCHES))
     with CountWeightCasts({torch.Size([16, 16]), torch.Size([16])}) as counter:
         if by_hand:
             for x in window:

@@ -110,7 +110,7 @@ def test_rolled_back_buffers_are_those_before_the_window(by_hand: bool, steps_be
     for _ in range(steps_before):
         engine.train_step([batch()], loss_fn)
     before = buffers_of(model)
-    window = [batch(), batch(math.nan)]
+    window = hs.Window([batch(), batch(math.nan)])
     if by_hand:
         for x in window:
             with engine.autocast():
@@ -127,7 +127,7 @@ def test_rolled_back_buffers_move_on_an_update() -> None:
     for buffers in ("keep", "rollback"):
         model, engine = make(buffers=buffers)
         for _ in range(3):
-            engine.train_step([batch(), batch(2.0)], loss_fn)
+            engine.train_step(hs.Window([batch(), batch(2.0)]), loss_fn)
         results.append(snapshot(model))
     assert differences(results[0], results[1]) == []
 
@@ -177,7 +177,7 @@ def test_buffers_are_copied_once_per_window(monkeypatch: pytest.MonkeyPatch) -> 
     )
     _, engine = make(buffers="rollback")
     for number in (1, 2):
-        engine.train_step([batch(), batch()], loss_fn)
+        engine.train_step(hs.Window([batch(), batch()]), loss_fn)
         assert len(copies) == number
 
 

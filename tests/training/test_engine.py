@@ -212,11 +212,12 @@ def test_token_schedule_moves_by_committed_tokens_only() -> None:
     assert (engine.consumed, engine.num_updates, engine.num_skipped) == (64.0, 2, 1)
 
 
-def test_outcome_has_one_rate_or_a_list_of_them() -> None:
+def test_outcome_has_the_rate_of_the_first_group_and_its_record_has_all() -> None:
     model = mlp()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters()}]
     engine = hs.Engine(model, torch.optim.SGD(groups, lr=0.2), precision="fp32")
-    assert engine.train_step([batch()], mse).lr == [0.1, 0.2]
+    outcome = engine.train_step([batch()], mse)
+    assert (outcome.lr, outcome.record.lr) == (0.1, [0.1, 0.2])
     assert sgd_engine(mlp(), precision="fp32").train_step([batch()], mse).lr == 1.0
 
 

@@ -7,7 +7,7 @@ import torch
 from small_recipes import SMALL, Batch, data, small, watched
 
 import halfstep as hs
-from halfstep.training.run.fit import to_device
+from halfstep.training.run.data.windows import to_device
 
 FORMATS = ["fp32", "bf16", "fp16"]
 

@@ -79,7 +79,7 @@ def test_bad_batch_is_named_as_that() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     x = torch.ones(4, 8)
     x[2, 3] = math.nan
-    found = diagnosis_of(make(model, "fp32").train_step([torch.ones(4, 8), x], mse))
+    found = diagnosis_of(make(model, "fp32").train_step(hs.Window([torch.ones(4, 8), x]), mse))
     assert found.verdict == "bad_batch"
     assert str(found).startswith("a value of the batch is not finite; first in aten.addmm in")
 
@@ -141,7 +141,7 @@ def test_step_that_is_not_skipped_runs_the_same_ops() -> None:
         )
         engine.train_step([torch.ones(4, 8)], mse)
         with CountOps() as counter:
-            assert engine.train_step([torch.ones(4, 8), torch.ones(4, 8)], mse).updated
+            assert engine.train_step(hs.Window([torch.ones(4, 8)] * 2), mse).updated
         return counter.names
 
     assert ops("on_skip") == ops("never")

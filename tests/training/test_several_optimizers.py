@@ -285,7 +285,7 @@ def test_single_torch_schedule_belongs_to_its_own_optimizer() -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(opts["generator"], 0.5)
     engine = hs.Engine(models, opts, precision="fp32", schedule=schedule)
     outcome = engine.train_step([noise()], joint_loss)
-    assert outcome.lr == [1.0, 1.0]
+    assert (outcome.lr, outcome.record.lr) == (1.0, [1.0, 1.0])
     assert [opts[name].param_groups[0]["lr"] for name in NAMES] == [0.5, 1.0]
 
 

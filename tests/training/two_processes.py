@@ -211,7 +211,7 @@ def mean_losses(rank: int) -> dict[str, Any]:
     )
     outcomes = []
     for batch in global_batches():
-        halves = list(own_half(batch, rank).chunk(2))
+        halves = hs.Window(own_half(batch, rank).chunk(2))
         outcomes.append(engine.train_step(halves, mean_loss))
     assert engine.ema is not None
     return {

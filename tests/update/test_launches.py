@@ -303,7 +303,7 @@ def test_average_moves_as_torchs_method_moves_it_to_the_bit(kind: str, use_buffe
             for p in model.parameters():
                 p.add_(torch.randn(p.shape))
         stock.update_parameters(model)
-        move()
+        move(1)
     for name, value in stock.state_dict().items():
         assert torch.equal(value, ours.state_dict()[name]), name
 
@@ -312,11 +312,11 @@ def test_average_whose_count_was_loaded_goes_on_from_it() -> None:
     model = nn.Linear(2, 1)
     average = AveragedModel(model, multi_avg_fn=EmaUpdate(0.5))
     move = AverageUpdate(average, model)
-    move()
+    move(1)
     average.n_averaged.fill_(0)
     with torch.no_grad():
         model.weight.fill_(3.0)
-    move()  # the first update of an average copies
+    move(1)  # the first update of an average copies
     assert torch.equal(average.module.weight, model.weight)
     assert int(average.n_averaged) == 1
 
@@ -327,7 +327,14 @@ def test_average_of_53_batch_norms_launches_a_handful_and_never_waits() -> None:
         average = AveragedModel(nn.Identity(), multi_avg_fn=EmaUpdate(0.9), use_buffers=True)
         average.module = averaged
         move = AverageUpdate(average, model)
-        move()
+        move(1)
         counts.clear()
-        move()
+        move(2)
+        assert (launches(counts), counts.waits) == (8, []), counts.ops
+        move.remember_buffers(3)
+        counts.clear()
+        move.remember_buffers(4)  # what a late commit costs more
+        assert (launches(counts), counts.waits) == (2, []), counts.ops
+        counts.clear()
+        move(4)
         assert (launches(counts), counts.waits) == (8, []), counts.ops

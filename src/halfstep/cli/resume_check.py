@@ -55,5 +55,6 @@ def resume_check(
         else:
             stdout().print(resume_table(check.straight, check.resumed))
             typer.echo(f"straight against resumed: {check.comparison}")
-        if not check.comparison.is_equal:
+            typer.echo(f"after the last step: {check.state or 'the whole state is equal'}")
+        if not check.is_equal:
             raise typer.Exit(1)

@@ -61,13 +61,34 @@ def train(
         int | None, typer.Option(help="Steps between two checkpoints; default: none.")
     ] = None,
     save_to: Annotated[
-        Path | None, typer.Option(help="Folder of the checkpoints; default: runs/RECIPE.")
+        Path | None,
+        typer.Option(help="Folder of the checkpoints; default: --resume's, or runs/RECIPE."),
     ] = None,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = 3,
     resume: Annotated[
         Path | None,
         typer.Option(help="Go on from a checkpoint, or from the newest one in a folder."),
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Where a run lies in the folder already, save into a new one beside it."
+        ),
+    ] = False,
+    validate_every: Annotated[
+        int | None,
+        typer.Option(help="Steps between two validations; default: before and after the run."),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(help="Stop after this many validations without a better one."),
+    ] = None,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="Keep the best validation's weights as best.pt.")
+    ] = False,
+    metric: Annotated[
+        str, typer.Option(help="What --patience and --keep-best go by: NAME, or NAME:max.")
+    ] = "validation",
     diagnose: Annotated[
         str, typer.Option(help="never, on_skip (replay and name the op) or raise.")
     ] = "never",
@@ -79,8 +100,9 @@ def train(
 ) -> None:
     """Train a recipe in mixed precision.
 
-    Exit code 0 when all steps were made, 1 when the loss scale collapsed, 2 when the run could not
-    start, 130 after Ctrl-C (the steps made are shown and recorded).
+    Exit code 0 when all steps were made or --patience ended the run, 1 when the loss scale
+    collapsed, 2 when the run could not start, 130 after Ctrl-C (the steps made are shown and
+    recorded).
     """
     with one_line_errors(debug):
         from halfstep.precision import Policy, policy_from
@@ -91,7 +113,9 @@ def train(
         from halfstep.report.tables import run_table
         from halfstep.tools.compare import FORMATS
         from halfstep.tools.compare import compare as run_each
-        from halfstep.training import CheckpointFolder, fit, load_recipe
+        from halfstep.training import Best, CheckpointFolder, fit, load_recipe
+        from halfstep.training import patience as early_stop
+        from halfstep.training.checkpoint.folder import newest_checkpoint
         from halfstep.training.surroundings.processes import check_one_process
 
         check_one_process()
@@ -114,10 +138,20 @@ def train(
             raise BadValueError("--report and --record need a file each; the record would be lost.")
         if save_to is not None and save_every is None:
             raise BadValueError("--save-to has no effect without --save-every.")
+        best = Best.parse(metric)
+        if keep_best and save_every is None:
+            raise BadValueError("--keep-best needs --save-every, whose folder best.pt lies in.")
+        if fresh and (save_every is None or resume is not None):
+            raise BadValueError(
+                "--fresh starts a new run where --save-every saves; it has no effect without"
+                " --save-every or with --resume."
+            )
         checkpoints = None
         if save_every is not None:
             folder = save_to or Path("runs") / loaded.name
-            checkpoints = CheckpointFolder(folder, save_every, keep)
+            if save_to is None and resume is not None:
+                folder = newest_checkpoint(resume).parent
+            checkpoints = CheckpointFolder(folder, save_every, keep, fresh)
         with page_file(report) as page, RunFiles(record, formats) as files, progress.running():
 
             def fit_in(name: str) -> RunRecord:
@@ -138,6 +172,11 @@ def train(
                     device=device,
                     checkpoints=checkpoints,
                     resume=resume,
+                    validate_every=validate_every,
+                    keep_best=best if keep_best else None,
+                    stop=early_stop(patience, best.metric, best.direction)
+                    if patience is not None
+                    else None,
                     checksums=checksums,
                     diagnose=diagnose,
                     zero_gradients=report is not None,

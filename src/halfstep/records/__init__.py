@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from halfstep.records.gradient_range import ScaleWindow as ScaleWindow
     from halfstep.records.rule_text import RuleText as RuleText
     from halfstep.records.run import RunRecord as RunRecord
+    from halfstep.records.run import Validation as Validation
     from halfstep.records.source_finding import Replacement as Replacement
     from halfstep.records.source_finding import SourceFinding as SourceFinding
     from halfstep.records.step import StepRecord as StepRecord
@@ -53,7 +54,7 @@ _HOMES = {
     ),
     "finding": "Finding",
     "rule_text": "RuleText",
-    "run": "RunRecord",
+    "run": "RunRecord Validation",
     "source_finding": "Replacement SourceFinding",
     "step": "StepRecord",
     "diagnosis": "Cause Diagnosis DtypeRow PassRecord Symptom",

@@ -10,7 +10,8 @@ from halfstep.records.floats import decode_floats, encode_floats
 from halfstep.records.step import StepRecord
 
 # In the order in which one explains the next: other data, another rate, another scale, ...
-COMPARED = ("batch", "lr", "loss_scale", "updated", "grad_norm", "loss", "checksum")
+COMPARED = ("data", "batch", "lr", "loss_scale", "updated", "grad_norm", "loss", "checksum")
+_SHOWN_AS = {"data": "other data (checksum of the batches)"}
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,16 @@ class Comparison:
             return f"equal in all {self.num_compared} steps"
         field, (left, right) = next(iter(self.differences.items()))
         also = ", ".join(name for name in self.differences if name != field)
-        text = f"step {self.step} differs first, by {field}: {_shown(left)} against {_shown(right)}"
+        by = _SHOWN_AS.get(field, field)
+        text = f"step {self.step} differs first, by {by}: {_shown(left)} against {_shown(right)}"
         return f"{text} (also {also})" if also else text
 
 
 def compare_steps(left: Sequence[StepRecord], right: Sequence[StepRecord]) -> Comparison:
     """Compare two runs by step number, to the bit.
 
-    Fields that one of the two does not know (a checksum, a batch number) are left out.
+    Fields that one of the two does not know (a checksum, a batch number) are left out. Batches are
+    compared by their content where both know it, and by their number otherwise.
     """
     others = {step.step: step for step in right}
     pairs = [(step, others[step.step]) for step in left if step.step in others]
@@ -92,7 +95,10 @@ def compare_steps(left: Sequence[StepRecord], right: Sequence[StepRecord]) -> Co
 
 def _differences(left: StepRecord, right: StepRecord) -> dict[str, tuple[Any, Any]]:
     found = {}
+    knows_data = left.data is not None and right.data is not None
     for name in COMPARED:
+        if name == "batch" and knows_data:
+            continue
         a, b = getattr(left, name), getattr(right, name)
         known = a is not None and b is not None
         if known and encode_floats(a) != encode_floats(b):

@@ -10,12 +10,26 @@ from typing import Any, Literal
 
 from halfstep.records.errors import BadValueError
 from halfstep.records.floats import decode_floats, encode_floats
+from halfstep.records.plain import PlainRecord
 from halfstep.records.step import StepRecord
 
 FORMAT_VERSION = 1
-Status = Literal["running", "finished", "interrupted", "collapsed"]
+Status = Literal["running", "finished", "stopped", "interrupted", "collapsed"]
 
-_TEXT_FIELDS = ("recipe", "format", "reason", "device", "torch", "started", "unit", "status")
+_TEXT_FIELDS = ("id", "recipe", "format", "reason", "device", "torch", "started", "unit", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class Validation(PlainRecord):
+    """The metrics of a run after some step.
+
+    Attributes:
+        step: Attempted updates before it.
+        metrics: Metric name to value.
+    """
+
+    step: int
+    metrics: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -23,7 +37,7 @@ class RunRecord:
     """What one run of a recipe did: its settings, every step, validation, speed.
 
     The file form is JSON Lines, so that a run that is killed still leaves all the steps it made:
-    a header line, one line per step, and a closing line with the results.
+    a header line, one line per step and per validation, and a closing line with the results.
 
     Attributes:
         recipe: Name of the recipe.
@@ -34,12 +48,14 @@ class RunRecord:
         started: Local date and time, ISO 8601.
         unit: What the divisors count: "tokens", "samples".
         settings: What the run was asked for (steps, accumulate, max_norm, seed); `policy` where it
-            is more than a format.
+            is more than a format, `validate_every` where it was given.
         steps: One record per attempted update.
         validation: Metric name to value after the run; empty without a validation.
         initial_validation: The same before the first update.
         duration_s: Seconds spent in training steps (validation excluded).
-        status: How the run ended.
+        status: How the run ended: "stopped" is early, because `fit(stop=...)` said so.
+        validations: Those of ``fit(validate_every=...)``, the last one after the last step.
+        id: Of the run, also after a resume; empty in records of earlier versions.
     """
 
     recipe: str
@@ -55,6 +71,8 @@ class RunRecord:
     initial_validation: dict[str, float] = field(default_factory=dict)
     duration_s: float = 0.0
     status: Status = "running"
+    validations: list[Validation] = field(default_factory=list)
+    id: str = ""
 
     @property
     def num_updates(self) -> int:
@@ -77,7 +95,7 @@ class RunRecord:
         """First line of the file: everything known before the first step."""
         data = self._scalars()
         known = ("recipe", "format", "reason", "device", "torch", "started", "unit", "settings")
-        return {"halfstep_run": FORMAT_VERSION, **{key: data[key] for key in known}}
+        return {"halfstep_run": FORMAT_VERSION, **{key: data[key] for key in ("id", *known)}}
 
     def footer(self) -> dict[str, Any]:
         """Last line of the file: everything known after the last step."""
@@ -88,7 +106,8 @@ class RunRecord:
     def to_dict(self) -> dict[str, Any]:
         """The whole record as plain data for JSON."""
         steps = [step.to_dict() for step in self.steps]
-        return {**self.header(), "steps": steps, **self.footer()}
+        validations = [one.to_dict() for one in self.validations]
+        return {**self.header(), "steps": steps, "validations": validations, **self.footer()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunRecord:
@@ -101,14 +120,17 @@ class RunRecord:
             )
         fields = {key: value for key, value in data.items() if key != "halfstep_run"}
         steps = [StepRecord.from_dict(step) for step in fields.pop("steps", [])]
+        validations = [Validation.from_dict(one) for one in fields.pop("validations", [])]
         decoded = {k: v if k in _TEXT_FIELDS else decode_floats(v) for k, v in fields.items()}
-        return cls(**decoded, steps=steps)
+        return cls(**decoded, steps=steps, validations=validations)
 
     def lines(self) -> Iterator[str]:
         """The file's lines, without line ends."""
         yield json.dumps(self.header(), allow_nan=False)
         for step in self.steps:
             yield json.dumps(step.to_dict(), allow_nan=False)
+        for one in self.validations:
+            yield json.dumps(validation_row(one), allow_nan=False)
         yield json.dumps(self.footer(), allow_nan=False)
 
     def save(self, path: str | Path) -> None:
@@ -130,8 +152,14 @@ class RunRecord:
             if not rows or "halfstep_run" not in rows[0]:
                 raise ValueError("no header line")
             steps = [row for row in rows[1:] if "step" in row]
+            validations = [
+                {"step": row["after_step"], "metrics": row["metrics"]}
+                for row in rows[1:]
+                if "after_step" in row
+            ]
             ends = [row for row in rows[1:] if "status" in row]
-            return cls.from_dict({**rows[0], "steps": steps, **(ends[-1] if ends else {})})
+            lists = {"steps": steps, "validations": validations}
+            return cls.from_dict({**rows[0], **lists, **(ends[-1] if ends else {})})
         except BadValueError:
             raise
         except OSError as error:
@@ -143,9 +171,16 @@ class RunRecord:
             ) from error
 
     def _scalars(self) -> dict[str, Any]:
-        data = {key: value for key, value in asdict(self).items() if key != "steps"}
+        lists = ("steps", "validations")
+        data = {key: value for key, value in asdict(self).items() if key not in lists}
         encoded: dict[str, Any] = encode_floats(data)
         return encoded
+
+
+def validation_row(validation: Validation) -> dict[str, Any]:
+    """A validation's line of the file; the key "step" is that of the steps' lines."""
+    data = validation.to_dict()
+    return {"after_step": data["step"], "metrics": data["metrics"]}
 
 
 def _read_rows(path: str | Path, lines: list[str]) -> list[dict[str, Any]]:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from halfstep.records.floats import decode_floats, encode_floats
 from halfstep.records.window_diagnosis import WindowDiagnosis
+
+_NUMBERS = (
+    "loss",
+    "divisor",
+    "grad_norm",
+    "clip_coef",
+    "loss_scale",
+    "next_loss_scale",
+    "consumed",
+    "batch",
+    "zero_gradient_fraction",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,9 @@ class StepRecord:
         consumed: Sum of divisors over all committed updates, this one included.
         batch: Number of micro-batches before this window, where a run knows it: with the recipe's
             fixed order it says which data the step saw.
+        data: Checksum of the content of the window's batches, where a run knows it: type and shape
+            of every tensor, up to 4,096 evenly spaced values of each, numbers and texts. Tensors
+            that come on an accelerator count by type and shape.
         diagnosis: What a replay of a skipped window found, where the engine was asked for it.
         fallback: Format that the whole run goes on in from the next step, after a collapse of the
             loss scale that the engine was allowed to survive.
@@ -64,11 +80,50 @@ class StepRecord:
     lost_updates: dict[str, float] | None = None
     per_optimizer: dict[str, StepRecord] | None = None
     zero_gradient_fraction: float | None = None
+    data: str | None = None
 
     @property
     def skipped(self) -> bool:
         """The opposite of `updated`."""
         return not self.updated
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """All numbers of the step in one flat dict, for loggers and JSON lines.
+
+        Values are Python floats and ints; what is ``None`` and what is text has no key. inf and
+        NaN stay as they are, because a norm that overflowed is what a plot should show:
+        TensorBoard takes them, and `json.dumps` writes ``Infinity`` and ``NaN``, which Python
+        reads and strict JSON does not. For that there is `to_dict`, which writes strings.
+
+        ``dict(record)`` is the same.
+
+        Returns:
+            ``step``, ``skipped`` (0 or 1), ``loss``, ``grad_norm``, ``clip_coef``, ``loss_scale``,
+            ``next_loss_scale``, ``lr`` (of the first group; ``lr/1``, ``lr/2`` of further ones),
+            ``consumed``; where they are known ``divisor``, ``batch``, ``zero_gradient_fraction``,
+            ``metrics/NAME`` and ``lost_updates/PARAMETER``; and with several optimizers all of it
+            for each, as ``OPTIMIZER/grad_norm``.
+
+        Example:
+            >>> record = StepRecord(1, True, None, 0.5, None, {"accuracy": 0.25}, 2.0, 1.0,
+            ...     8.0, 8.0, [0.1, 0.2], 0.0)
+            >>> [f"{name}={value}" for name, value in record.scalars.items()][-4:]
+            ['consumed=0.0', 'lr=0.1', 'lr/1=0.2', 'metrics/accuracy=0.25']
+        """
+        found: dict[str, float] = {"step": self.step, "skipped": int(self.skipped)}
+        found |= {n: v for n in _NUMBERS if (v := getattr(self, n)) is not None}
+        found |= {f"lr/{i}" if i else "lr": rate for i, rate in enumerate(self.lr)}
+        found |= {f"metrics/{name}": value for name, value in self.metrics.items()}
+        lost = self.lost_updates or {}
+        found |= {f"lost_updates/{name}": share for name, share in lost.items()}
+        for name, part in (self.per_optimizer or {}).items():
+            found |= {f"{name}/{key}": value for key, value in part.scalars.items()}
+        return found
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        """Names and values of the `scalars`: ``dict(record)`` is the flat dict of numbers."""
+        return iter(self.scalars.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; inf and NaN become the strings ``"inf"``, ``"-inf"``, ``"nan"``."""
@@ -81,7 +136,7 @@ class StepRecord:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepRecord:
         """The inverse of `to_dict`."""
-        texts = {"reason", "checksum", "diagnosis", "fallback"}
+        texts = {"reason", "checksum", "data", "diagnosis", "fallback"}
         fields = {k: v if k in texts else decode_floats(v) for k, v in data.items()}
         if fields.get("diagnosis") is not None:
             fields["diagnosis"] = WindowDiagnosis.from_dict(fields["diagnosis"])

@@ -42,6 +42,7 @@ class _Curves:
         names = {name for _, run in self._runs for step in run.steps for name in step.metrics}
         for name in sorted(names)[:_MAX_METRICS]:
             yield self._free(name, _metric(name))
+        yield from self._validations()
 
     def _free(self, title: str, value: Value) -> Chart:
         series = self._series(value)
@@ -76,6 +77,19 @@ class _Curves:
             series = [Series(f"group {n + 1}", n + 1, _points(run, _rate(n))) for n in range(shown)]
         if any(len({value for _, value in one.points}) > 1 for one in series):
             yield self._chart("Learning rate", series, free_axis(series))
+
+    def _validations(self) -> Iterator[Chart]:
+        made = [one for _, run in self._runs for one in run.validations]
+        for name in sorted({name for one in made for name in one.metrics})[:_MAX_METRICS]:
+            series = [
+                Series(
+                    of_run,
+                    number,
+                    [(v.step, v.metrics[name]) for v in run.validations if name in v.metrics],
+                )
+                for number, (of_run, run) in enumerate(self._runs, 1)
+            ]
+            yield self._chart(f"Validation: {name}", series, free_axis(series))
 
     def _series(self, value: Value) -> list[Series]:
         return [

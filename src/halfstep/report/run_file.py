@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from halfstep.records import BadValueError, RunRecord
+from halfstep.records.run import validation_row
 
 
 class RunFiles:
@@ -30,6 +31,7 @@ class RunFiles:
         self._files: dict[str, TextIO] = {}
         self._new: set[str] = set()
         self._written: set[str] = set()
+        self._validations: dict[str, int] = {}  # how many are in the file
         if path is None:
             return
         for name in names:
@@ -46,22 +48,33 @@ class RunFiles:
                 ) from error
 
     def note(self, name: str, run: RunRecord) -> None:
-        """Append the newest step of a run, after its header the first time."""
+        """Append the newest step of a run, after its header the first time.
+
+        A validation stands before the step that followed it.
+        """
         if name not in self._files:
             return
         if name in self._written:
+            self._write_validations(name, run)
             self._write(name, run.steps[-1].to_dict())
             return
         self._write(name, run.header())
         for step in run.steps:  # a resumed run begins with the steps made before
             self._write(name, step.to_dict())
+        self._write_validations(name, run)
 
     def close(self, name: str, run: RunRecord) -> None:
         """Append the results of a run."""
         if name in self._files:
             if name not in self._written:
                 self._write(name, run.header())
+            self._write_validations(name, run)
             self._write(name, run.footer())
+
+    def _write_validations(self, name: str, run: RunRecord) -> None:
+        for one in run.validations[self._validations.get(name, 0) :]:
+            self._write(name, validation_row(one))
+        self._validations[name] = len(run.validations)
 
     def _write(self, name: str, row: dict[str, Any]) -> None:
         if name not in self._written:

@@ -75,6 +75,10 @@ def _course(run: RunRecord) -> str:
 
 def _details(run: RunRecord) -> Iterable[str]:
     steps = run.steps
+    if run.status == "stopped":
+        wanted = run.settings.get("steps")
+        of_them = f"{len(steps):,} of {wanted:,} steps" if wanted else f"{len(steps):,} steps"
+        yield f"The run's own rule stopped it after {of_them}."
     if run.num_skipped:
         yield _about_skips(run)
     diagnoses = [step.diagnosis for step in steps if step.diagnosis is not None]

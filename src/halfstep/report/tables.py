@@ -65,7 +65,7 @@ def resume_table(straight: Sequence[StepRecord], resumed: Sequence[StepRecord]) 
     return table
 
 
-_RESUME_COLUMNS = ("batch", "lr", "loss_scale", "updated", "loss", "checksum")
+_RESUME_COLUMNS = ("batch", "data", "lr", "loss_scale", "updated", "loss", "checksum")
 
 
 def _resume_cell(record: StepRecord | None, other: StepRecord | None, column: str) -> Text:

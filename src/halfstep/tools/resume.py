@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from halfstep.precision import PrecisionSetting
-from halfstep.records import BadValueError
+from halfstep.records import BadValueError, RunRecord
 from halfstep.records.comparison import Comparison, compare_steps
 from halfstep.records.step import StepRecord
+from halfstep.tools.state_difference import StateDifference, first_difference
 from halfstep.training import CheckpointFolder, Engine, Recipe, fit
 from halfstep.training.checkpoint.file import read_checkpoint
+from halfstep.training.checkpoint.folder import RunFolder
 from halfstep.training.rng import rng_state
 from halfstep.training.run.build import build_engine
 
@@ -29,14 +31,22 @@ class ResumeCheck:
     Attributes:
         straight: The steps after the checkpoint of the run that went on.
         resumed: The same of the run that was loaded.
-        comparison: What differs first.
+        comparison: Which step differs first, and by what.
+        state: The first entry of the whole state (weights, optimizer, loss scale with its counters,
+            schedule, averages, generators, data) that differs after the last step.
         without: Parts of the checkpoint that were left out on purpose.
     """
 
     straight: list[StepRecord]
     resumed: list[StepRecord]
     comparison: Comparison
+    state: StateDifference | None
     without: tuple[str, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether neither a step nor the state after the last one differs."""
+        return self.comparison.is_equal and self.state is None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -44,6 +54,8 @@ class ResumeCheck:
             "straight": [step.to_dict() for step in self.straight],
             "resumed": [step.to_dict() for step in self.resumed],
             "comparison": self.comparison.to_dict(),
+            "state": None if self.state is None else self.state.to_dict(),
+            "is_equal": self.is_equal,
             "without": list(self.without),
         }
 
@@ -69,7 +81,7 @@ def verify_resume(
         without: Parts to leave as in a fresh run (`PARTS`), to see what forgetting them does.
 
     Returns:
-        Both continuations and their comparison.
+        Both continuations, their comparison step by step, and that of the states they end in.
 
     Raises:
         BadValueError: A number below 1 or an unknown part.
@@ -87,10 +99,11 @@ def verify_resume(
         "steps": at + steps,
         "checksums": True,
     }
+    last = at + steps
     with tempfile.TemporaryDirectory() as name:
-        folder = CheckpointFolder(Path(name), every=at, keep=at + steps)
-        straight = fit(recipe, checkpoints=folder, **settings)
-        path = Path(name) / f"step-{at:08d}.pt"
+        folders = [Path(name) / which for which in ("straight", "resumed")]
+        straight = fit(recipe, checkpoints=_Twice(folders[0], 1, at=(at, last)), **settings)
+        path = folders[0] / f"step-{at:08d}.pt"
         if not path.exists():
             raise BadValueError(
                 f"the run ended ({straight.status}) before step {at}; there is nothing to resume."
@@ -107,9 +120,42 @@ def verify_resume(
             for part in without:
                 _forget(part, content, fresh)
             torch.save(content, path)
-        resumed = fit(recipe, resume=path, **settings)
+        resumed = fit(
+            recipe, resume=path, checkpoints=_Twice(folders[1], 1, at=(last,)), **settings
+        )
+        state = _compare_states([folder / f"step-{last:08d}.pt" for folder in folders])
     sides = (straight.steps[at:], resumed.steps[at:])
-    return ResumeCheck(*sides, compare_steps(*sides), tuple(sorted(without)))
+    return ResumeCheck(*sides, compare_steps(*sides), state, tuple(sorted(without)))
+
+
+@dataclass(frozen=True)
+class _Twice(CheckpointFolder):
+    """Saves at given steps, and keeps all."""
+
+    at: tuple[int, ...] = ()
+
+    def open(self, run: RunRecord, resumed: Path | None = None) -> RunFolder:
+        return _AtSteps(self.folder, 1, len(self.at), [], at=self.at)
+
+
+@dataclass
+class _AtSteps(RunFolder):
+    at: tuple[int, ...] = ()
+
+    def is_due(self, step: int) -> bool:
+        return step in self.at
+
+
+def _compare_states(paths: Sequence[Path]) -> StateDifference | None:
+    """The first difference; none where a run ended early, which its steps say."""
+    if not all(path.exists() for path in paths):
+        return None
+    states = []
+    for path in paths:
+        content = read_checkpoint(path)
+        parts = {part: content[part] for part in ("model", "optimizer", "engine", "rng")}
+        states.append({**parts, "data": content["extra"].get("data")})
+    return first_difference(states[0], states[1])
 
 
 def _forget(part: str, content: dict[str, Any], fresh: Engine) -> None:
@@ -132,6 +178,7 @@ def _forget(part: str, content: dict[str, Any], fresh: Engine) -> None:
         content["rng"] = rng_state()
     elif part == "data":
         content["extra"]["position"] = 0
+        content["extra"].pop("data", None)
     elif part == "average":
         engine["emas"] = fresh_engine["emas"]
     else:

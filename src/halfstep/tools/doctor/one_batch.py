@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from halfstep.precision import Policy
-from halfstep.records import BadValueError, RecipeError
+from halfstep.records import BadValueError
 from halfstep.tracing.layers import first_tensor
 from halfstep.tracing.lineage import memory_of
 from halfstep.tracing.module_paths import parameter_path
@@ -22,7 +21,7 @@ from halfstep.training import LossSum, Recipe
 from halfstep.training.followers.buffers import BufferRollback
 from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.run.build import made_model
-from halfstep.training.run.fit import to_device
+from halfstep.training.run.data.windows import one_batch, to_device
 from halfstep.training.window.loss import check_loss
 from halfstep.update import power_of_two_near
 from halfstep.update.loss_scale.base import promote
@@ -68,12 +67,7 @@ class OneBatch:
             list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
         )
         self._argument = made
-        found = list(islice(recipe.batches(), index, index + 1))
-        if not found:
-            raise RecipeError(
-                f"batches() of recipe {recipe.name!r} has no batch number {index}, counted from 0."
-            )
-        self.batch = to_device(found[0], device)
+        self.batch = to_device(one_batch(recipe, index, seed), device)
         self._rng = rng_state()
         self._was_training = {m: m.training for m in self.model.modules()}
         self._gradients = {p: p.grad for p in self.model.parameters()}

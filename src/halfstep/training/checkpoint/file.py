@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -71,21 +71,32 @@ def save_checkpoint(
         "extra": extra or {},
     }
     refuse_unloadable(content)
+    write_whole(target, lambda file: torch.save(content, file))
+
+
+def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file beside its place, sync it and rename it: the old or the new one, never half.
+
+    Args:
+        target: Its place.
+        write: Writes the content into an open file.
+
+    Raises:
+        BadValueError: The folder cannot be written to.
+    """
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
         for stale in target.parent.glob(f"{target.name}.tmp-*"):
             stale.unlink(missing_ok=True)
         with temporary.open("wb") as file:
-            torch.save(content, file)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
         _sync_folder(target.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise BadValueError(
-            f"cannot write the checkpoint {str(target)!r}: {error.strerror}."
-        ) from error
+        raise BadValueError(f"cannot write {str(target)!r}: {error.strerror}.") from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -37,7 +37,8 @@ def optimizer_facts(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> di
         for model_name, model in models.items()
         for name, p in _plainly_named(dict(model.named_parameters()))
     }
-    kind = type(optimizer)
+    inner = getattr(optimizer, "optimizer", None)  # in a wrapper such as Accelerate's
+    kind = type(inner if isinstance(inner, Optimizer) else optimizer)
     return {
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "parameters": [

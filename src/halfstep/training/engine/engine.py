@@ -16,7 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from halfstep.precision import PolicyContext, PrecisionSetting, as_policy
-from halfstep.records import BadValueError, CallOrderError, ScaleCollapse
+from halfstep.records import BadTypeError, BadValueError, CallOrderError, ScaleCollapse
+from halfstep.records.keywords import explains_keywords
+from halfstep.training import other_names
+from halfstep.training.engine.describe import NO_COPY, Rates, describe, rates_of
 from halfstep.training.engine.lost_updates import LostUpdates
 from halfstep.training.engine.names import (
     Names,
@@ -141,6 +144,7 @@ class Engine:
         (True, None)
     """
 
+    @explains_keywords("Engine", other_names.ENGINE)
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module],
@@ -235,9 +239,9 @@ class Engine:
 
     @property
     def ema(self) -> AveragedModel | None:
-        """The averaged weights, ``None`` without.
+        """The averaged weights after the previous step, ``None`` without.
 
-        Syncs: commits the previous step if nobody has looked at it yet.
+        Syncs: waits for that step.
         """
         return the_only("ema", "emas", self.emas.values(), self.emas)
 
@@ -245,10 +249,24 @@ class Engine:
     def emas(self) -> dict[str, AveragedModel | None]:
         """Model name to its averaged weights.
 
-        Syncs: commits the previous step if nobody has looked at it yet.
+        Syncs: waits for the previous step, which is in the average then.
         """
         self._update.settle()
         return dict(self._followers.emas)
+
+    @property
+    def lr(self) -> Rates | dict[str, Rates]:
+        """Learning rate of the next update: a float, or a list with several parameter groups.
+
+        With several optimizers a mapping by name. (`outcome.lr` is that of an update that was
+        made, and always a float.)
+
+        Syncs: waits for the previous step, after which the schedule moves; and for a learning rate
+        that is a tensor on an accelerator.
+        """
+        self._update.settle()
+        rates = {name: rates_of(optimizer) for name, optimizer in self.optimizers.items()}
+        return rates if len(rates) > 1 else next(iter(rates.values()))
 
     @property
     def num_updates(self) -> int:
@@ -275,8 +293,7 @@ class Engine:
         """Commit the previous step, schedule and average included, if nobody has looked at it yet.
 
         Only a fused optimizer on an accelerator leaves a step open. `save_checkpoint`, `state_dict`
-        of engine and optimizer, and every attribute that counts do it by themselves; call it before
-        you read the average.
+        of engine and optimizer, `ema` and every attribute that counts do it by themselves.
 
         Syncs: waits for that step.
         """
@@ -285,6 +302,14 @@ class Engine:
     def _settled_counters(self) -> Counters:
         self._update.settle()
         return self._update.counters
+
+    def __repr__(self) -> str:
+        return describe(
+            self.models, self.optimizers, self.policy, self.loss_scales, self._update.counters
+        )
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        raise BadTypeError(NO_COPY)
 
     def autocast(self) -> PolicyContext:
         """The context for forward and loss; backward and step never belong inside."""
@@ -383,7 +408,6 @@ class Engine:
             self.abort([slot.name for slot in slots])
             raise
         updates_before = self._settled_counters().num_updates
-        self._followers.step_begins()
         try:
             lost = LostUpdates(slots) if self._finds_lost_updates else None
             outcome = self._update.run(slots)
@@ -415,7 +439,10 @@ class Engine:
         """Forward and backward of every micro-batch under autocast, then one step.
 
         Args:
-            window: A list or an iterator of micro-batches; see `micro_batches`.
+            window: The micro-batches of one update: a window of `micro_batches`, a list, or an
+                iterator. A list that could as well be one batch (of tensors, of texts, of elements
+                of different kinds) is refused: write ``[batch]`` for a window of one, or
+                ``hs.Window(batches)``.
             loss_fn: Called as ``loss_fn(model, batch)`` inside autocast; the model is what the
                 engine was given, the mapping if there are several.
             optimizers: Names of those that learn from it; ``None`` for all, together.
@@ -424,6 +451,7 @@ class Engine:
             The outcome of the step.
 
         Raises:
+            BadTypeError: The window could as well be one batch, or is a loader.
             What `backward` and `step` raise. After an exception, the user's too, the window is
             dropped and either everything of the step has happened or nothing has; windows of other
             optimizers stay open.
@@ -448,7 +476,7 @@ class Engine:
                     if casts is not None:
                         casts.micro_batch_begins()
                     with self.autocast():
-                        loss = loss_fn(self._argument, batch)  # type: ignore[arg-type]
+                        loss = loss_fn(self._argument, batch)
                     if casts is not None:
                         casts.micro_batch_ends()
                     self.backward(loss, names)
@@ -615,5 +643,9 @@ def _settle_before_states(update: Update) -> None:
             living.settle()
 
     for slot in update.slots:
-        slot.optimizer.register_state_dict_pre_hook(settle)
-        slot.optimizer.register_load_state_dict_pre_hook(settle)
+        optimizer: Any = slot.optimizer
+        if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+            optimizer = getattr(optimizer, "optimizer", None)  # in a wrapper such as Accelerate's
+        if isinstance(optimizer, Optimizer):
+            optimizer.register_state_dict_pre_hook(settle)
+            optimizer.register_load_state_dict_pre_hook(settle)

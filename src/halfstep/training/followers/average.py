@@ -8,15 +8,15 @@ bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
-
-from halfstep.training.followers.buffers import BufferRollback
 
 
 class EmaUpdate:
@@ -67,45 +67,50 @@ class AverageUpdate:
         self._average = average
         self._model = model
         self._known: tuple[Tensor, int, int] | None = None
-        self._buffers = BufferRollback(model)
+        self._copies: list[Tensor] = []
+        self._copied_at = -1
 
-    def remember_buffers(self) -> None:
-        """Copy the model's buffers for the update of a step that the device decides.
+    @torch.no_grad()
+    def remember_buffers(self, attempt: int) -> None:
+        """Copy the model's buffers, because the average will move later than the next forward.
 
-        The commit may come when the next forward has moved them.
+        Args:
+            attempt: Number of the step that is about to be launched.
 
         Syncs: no.
         """
-        self._buffers.remember()
-
-    def forget_buffers(self) -> None:
-        """No update of an earlier step is to come."""
-        self._buffers.forget()
+        buffers = list(self._model.buffers())
+        if not _are_alike(self._copies, buffers):
+            self._copies = [torch.empty_like(buffer) for buffer in buffers]
+        _copy(self._copies, buffers)
+        self._copied_at = attempt
 
     @torch.no_grad()
-    def __call__(self) -> None:
-        """One update, with the buffers of `remember_buffers` where they were remembered.
+    def __call__(self, attempt: int) -> None:
+        """One update, to the weights as they are and the buffers as they were at the step.
+
+        Args:
+            attempt: Number of the step that is committed.
 
         Syncs: no, for averages by torch's functions; once where the count of updates was written
         on a device by somebody else.
         """
-        with self._buffers.in_place():
-            self._update()
-        self._buffers.forget()
-
-    def _update(self) -> None:
         average = self._average
+        buffers = list(self._model.buffers())
+        if attempt == self._copied_at and _are_alike(self._copies, buffers):
+            buffers = self._copies
         if not _is_stock(average):
-            average.update_parameters(self._model)
+            with _in_place(self._model, buffers):
+                average.update_parameters(self._model)
             return
         count = self._count()
-        averages, values = self._pairs()
+        averages, values = self._pairs(buffers)
         if count == 0:
             _copy(averages, values)
         else:
             self._move(averages, values, count)
         if not average.use_buffers:
-            _copy(list(average.module.buffers()), list(self._model.buffers()))
+            _copy(list(average.module.buffers()), buffers)
         average.n_averaged += 1
         self._known = average.n_averaged, average.n_averaged._version, count + 1
 
@@ -117,11 +122,11 @@ class AverageUpdate:
                 return count
         return int(number)
 
-    def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
+    def _pairs(self, buffers: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         average, model = self._average, self._model
         if average.use_buffers:
             own: Iterable[Tensor] = chain(average.module.parameters(), average.module.buffers())
-            theirs: Iterable[Tensor] = chain(model.parameters(), model.buffers())
+            theirs: Iterable[Tensor] = chain(model.parameters(), buffers)
         else:
             own, theirs = average.parameters(), model.parameters()
         pairs = list(zip(own, theirs, strict=False))
@@ -149,6 +154,27 @@ def _is_stock(average: AveragedModel) -> bool:
         return True
     devices = _get_foreach_kernels_supported_devices()
     return average.avg_fn is None and all(p.device.type in devices for p in average.parameters())
+
+
+@contextlib.contextmanager
+def _in_place(model: nn.Module, buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Let the model have these buffers meanwhile, for a method that reads them there."""
+    present = list(model.buffers())
+    if not any(map(operator.is_not, present, buffers)):
+        yield
+        return
+    newer = [buffer.clone() for buffer in present]
+    _copy(present, buffers)
+    try:
+        yield
+    finally:
+        _copy(present, newer)
+
+
+def _are_alike(copies: Sequence[Tensor], buffers: Sequence[Tensor]) -> bool:
+    return [(c.shape, c.dtype, c.device) for c in copies] == [
+        (b.shape, b.dtype, b.device) for b in buffers
+    ]
 
 
 def _name_of(function: object) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -73,25 +72,6 @@ class BufferRollback:
                     parts = torch.split(chosen, [x.numel() for x in present])
                     copies = [part.view(x.shape) for part, x in zip(parts, present, strict=True)]
                 torch._foreach_copy_(present, copies)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Inside, the model has the copies as its buffers; nothing is copied."""
-        buffers = list(self._model.buffers())
-        if not self.is_open or not self._fits(buffers):
-            yield
-            return
-        copies = dict(zip(map(id, buffers), self._copies, strict=True))
-        present = [(module, dict(module._buffers)) for module in self._model.modules()]
-        try:
-            for module, named in present:
-                module._buffers.update(
-                    {n: b if b is None else copies[id(b)] for n, b in named.items()}
-                )
-            yield
-        finally:
-            for module, named in present:
-                module._buffers.update(named)
 
     def _by_kind(self, buffers: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Copies and buffers of one device and dtype together."""

@@ -91,7 +91,7 @@ class Followers:
                 rollback.restore()
 
     def held(self, held: Mapping[OptimizerSlot, Number]) -> None:
-        """Put back the buffers of models of which no optimizer moved, and keep those of averages.
+        """Put back the buffers of models of which no optimizer moved.
 
         Args:
             held: For each optimizer of the step 1 if it holds; a 0-d tensor where the kernel
@@ -102,15 +102,10 @@ class Followers:
                 continue
             own = [held[slot] for slot in self._slots_of[name] if slot in held]
             rollback.restore(_all_of(own or list(held.values())))
-        if any(isinstance(flag, Tensor) for flag in held.values()):
-            for name, average in self._averages.items():
-                if any(slot in held for slot in self._slots_of[name]):
-                    average.remember_buffers()
-
-    def step_begins(self) -> None:
-        """Every earlier step is committed: nothing that was remembered for one is needed."""
-        for average in self._averages.values():
-            average.forget_buffers()
+        for name, average in self._averages.items():
+            movers = [slot for slot in self._slots_of[name] if slot in held]
+            if movers and isinstance(held[movers[0]], Tensor):  # the commit comes late
+                average.remember_buffers(movers[0].counters.attempts + 1)
 
     def committed(self, slots: Sequence[OptimizerSlot]) -> None:
         """Move with a committed update.
@@ -167,7 +162,7 @@ class Followers:
 
     def _average(self, average: AverageUpdate, slot: OptimizerSlot) -> None:
         try:
-            average()
+            average(slot.counters.attempts)
         except Exception as error:
             raise CallOrderError(
                 f"the average of the weights failed after update {slot.counters.num_updates} was"

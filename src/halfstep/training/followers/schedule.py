@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -167,11 +168,29 @@ class ScheduleWatch:
 
 
 def schedule_state(schedule: Schedule | None) -> dict[str, Any] | None:
-    """Its kind and state; a token schedule has no state beyond the clock."""
+    """Its kind, state and settings; a token schedule has no state beyond the clock."""
     if schedule is None:
         return None
-    state = schedule.state_dict() if isinstance(schedule, LRScheduler) else {}
-    return {"kind": type(schedule).__name__, "state": state}
+    kind = type(schedule).__name__
+    if not isinstance(schedule, LRScheduler):
+        return {"kind": kind, "state": {}}
+    settings = schedule_settings(schedule)
+    return {"kind": kind, "state": schedule.state_dict(), "settings": settings}
+
+
+def schedule_settings(schedule: Any) -> dict[str, Any]:
+    """What a torch schedule and its parts were made with, as far as they keep it.
+
+    Args:
+        schedule: Arguments of its constructor that are attributes too: `gamma`, `T_max`.
+    """
+    names = inspect.signature(type(schedule)).parameters.keys() - {"optimizer", "last_epoch"}
+    state = schedule.state_dict()
+    found = {name: state[name] for name in sorted(names) if name in state}
+    for number, part in enumerate(getattr(schedule, "_schedulers", ())):
+        inner = schedule_settings(part).items()
+        found |= {f"schedulers[{number}].{name}": value for name, value in inner}
+    return found
 
 
 def _plain(rate: float | Tensor) -> float:

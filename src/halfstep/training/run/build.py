@@ -84,11 +84,13 @@ def made_model(recipe: Recipe, device: torch.device) -> nn.Module | dict[str, nn
 
 def described_settings(recipe: Recipe) -> dict[str, Any]:
     """The engine settings of a recipe as plain data, for the record of a run."""
+    found: dict[str, Any] = {} if recipe.ema is None else {"ema": _described(recipe.ema)}
     if recipe.engine is None:
-        return {}
+        return found
     if not isinstance(recipe.engine, Mapping):
-        return {"factory": getattr(recipe.engine, "__qualname__", type(recipe.engine).__name__)}
-    return {name: _described(value) for name, value in recipe.engine.items()}
+        name = getattr(recipe.engine, "__qualname__", type(recipe.engine).__name__)
+        return {**found, "factory": name}
+    return found | {name: _described(value) for name, value in recipe.engine.items()}
 
 
 def _described(value: object) -> Any:

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import secrets
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
 
 from halfstep.precision import PrecisionSetting
-from halfstep.records import (
-    BadTypeError,
-    BadValueError,
-    RecipeError,
-    RunRecord,
-    ScaleCollapse,
-    StepRecord,
-)
-from halfstep.training.checkpoint.folder import CheckpointFolder, resume_run
-from halfstep.training.engine.engine import Engine
-from halfstep.training.rng import rng_state, set_rng_state
-from halfstep.training.run.build import build_engine, described_settings, state_checksum
+from halfstep.records import BadValueError, RunRecord, ScaleCollapse, StepRecord
+from halfstep.records.keywords import explains_keywords
+from halfstep.training import other_names
+from halfstep.training.checkpoint.folder import CheckpointFolder
+from halfstep.training.checkpoint.resume import resume_run
+from halfstep.training.run.build import build_engine, described_settings
+from halfstep.training.run.data.windows import open_windows
+from halfstep.training.run.loop import Loop
 from halfstep.training.run.recipe import Recipe
-from halfstep.training.run.scale_trend import ScaleTrend
-from halfstep.training.run.zero_gradients import ZeroGradients
+from halfstep.training.run.validation import Best, ValidationPlan, validate
 from halfstep.training.surroundings.processes import check_one_process
-from halfstep.update import StepOutcome
-from halfstep.update.readback import Readback
 
 logger = logging.getLogger("halfstep")
 
 
+@explains_keywords("fit", other_names.FIT)
 def fit(
     recipe: Recipe,
     *,
@@ -48,6 +38,9 @@ def fit(
     device: str | torch.device | None = None,
     checkpoints: CheckpointFolder | None = None,
     resume: str | Path | None = None,
+    validate_every: int | None = None,
+    keep_best: Best | None = None,
+    stop: Callable[[RunRecord], object] | None = None,
     checksums: bool = False,
     diagnose: str = "never",
     zero_gradients: bool = False,
@@ -65,6 +58,12 @@ def fit(
         device: ``None`` for the accelerator where there is one.
         checkpoints: Where and how often to save the run.
         resume: A checkpoint of this run, or a folder of them: go on bit for bit from there.
+        validate_every: Steps between two validations, recorded in `RunRecord.validations`; training
+            goes on bit for bit as without them. ``None``: before the first step and after the last.
+        keep_best: Which validation's weights to keep as ``best.pt`` in the folder of `checkpoints`,
+            such as ``hs.Best("val_loss", "min")``.
+        stop: Given the run so far, whether to stop; `patience` makes one. Asked after each
+            validation, without `validate_every` after each step (the host waits for it then).
         checksums: Put a checksum of parameters, buffers and averaged weights into each step's
             record; the host then waits for every step.
         diagnose: As for `Engine`; a diagnosis is logged as well.
@@ -73,12 +72,13 @@ def fit(
         on_step: Called with the run so far and each step's record.
 
     Returns:
-        The record of the run. Its status is "interrupted" after Ctrl-C and "collapsed" after a
-        `ScaleCollapse` (which is logged); the steps made are all there.
+        The record of the run. Its status is "stopped" after `stop`, "interrupted" after Ctrl-C and
+        "collapsed" after a `ScaleCollapse` (which is logged); the steps made are all there.
 
     Raises:
         BadValueError, BadTypeError: A setting that cannot be, or several processes.
-        RecipeError: A factory of the recipe returned nothing usable.
+        RecipeError: A factory of the recipe returned nothing usable, or its batches can be read
+            once only.
 
     Syncs: reads each step's record while the next step runs.
     """
@@ -88,11 +88,14 @@ def fit(
             raise BadValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise BadValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}.")
+    plan = ValidationPlan(validate_every, keep_best, stop)
+    plan.check(recipe, has_folder=checkpoints is not None)
     place = checked_device(device)
     engine = build_engine(
         recipe, precision=precision, max_norm=max_norm, seed=seed, device=place, diagnose=diagnose
     )
     run = RunRecord(
+        id=secrets.token_hex(4),
         recipe=recipe.name,
         format=engine.policy.format,
         reason=engine.policy.reason,
@@ -106,166 +109,29 @@ def fit(
         run.settings["engine"] = described
     if str(engine.policy) != engine.policy.format:
         run.settings["policy"] = str(engine.policy)
-    windows = _windows(recipe, accumulate, place)
-    position = 0
+    if validate_every is not None:
+        run.settings["validate_every"] = validate_every
+    saved = file = None
     if resume is not None:
-        run, position = resume_run(Path(resume), run, engine)
-        state = rng_state()
-        for _ in range(position):
-            next(windows)  # the recipe's order is fixed: this is the position in the data
-        set_rng_state(state)
-    data = _Data(windows, position)
+        file, saved = resume_run(Path(resume), run, engine)
+    folder = checkpoints.open(run, file) if checkpoints is not None else None
+    data = open_windows(recipe, seed=seed, accumulate=accumulate, device=place, saved=saved)
+    loop = Loop(engine, recipe, data, run, folder, plan, checksums, on_step)
     try:
         if resume is None:
-            run.initial_validation = _validate(recipe, engine)
-        zeros = ZeroGradients(engine.models.values()) if zero_gradients else None
-        _train(engine, recipe, data, run, checkpoints, checksums, zeros, on_step)
-        run.validation = _validate(recipe, engine)
-        run.status = "finished"
+            run.initial_validation = validate(recipe, engine)
+            plan.check_metrics(run.initial_validation)
+        loop.train(zero_gradients)
+        run.validation = loop.last_validation()
+        run.status = "finished" if len(run.steps) >= steps else "stopped"
     except KeyboardInterrupt:
         run.status = "interrupted"
     except ScaleCollapse as collapse:
         run.status = "collapsed"
         logger.error("%s", collapse)
+    finally:
+        data.batches.close()
     return run
-
-
-@dataclass
-class _Data:
-    """The windows of a run, and how many were drawn."""
-
-    windows: Iterator[list[Any]]
-    position: int
-
-    def next(self) -> list[Any]:
-        self.position += 1
-        return next(self.windows)
-
-
-def _train(
-    engine: Engine,
-    recipe: Recipe,
-    data: _Data,
-    run: RunRecord,
-    checkpoints: CheckpointFolder | None,
-    checksums: bool,
-    zeros: ZeroGradients | None,
-    on_step: Callable[[RunRecord, StepRecord], None] | None,
-) -> None:
-    trend = ScaleTrend()
-    offset = data.position - len(run.steps)  # 0, unless the position was left out on purpose
-
-    def note(record: StepRecord, share: Readback | None = None) -> None:
-        record = replace(
-            record,
-            zero_gradient_fraction=share.wait()[0] if share and record.updated else None,
-            batch=(record.step + offset - 1) * run.settings["accumulate"],
-            checksum=state_checksum(engine) if checksums else None,
-        )
-        run.steps.append(record)
-        run.duration_s = seconds_before + time.perf_counter() - start
-        if record.diagnosis is not None:
-            logger.warning("step %d skipped: %s", record.step, record.diagnosis)
-        if message := trend.note(record):
-            logger.warning("%s", message)
-        if on_step is not None:
-            on_step(run, record)
-
-    def note_oldest() -> None:
-        outcome, share = pending.pop(0)
-        note(outcome.record, share)
-
-    for model in engine.models.values():
-        model.train()
-    pending: list[
-        tuple[StepOutcome, Readback | None]
-    ] = []  # read one step late, when the host need not wait any more
-    seconds_before, start = run.duration_s, time.perf_counter()
-    try:
-        for step in range(len(run.steps) + 1, run.settings["steps"] + 1):
-            outcome = engine.train_step(data.next(), recipe.loss_fn)
-            pending.append((outcome, zeros.take() if zeros else None))
-            is_due = checkpoints is not None and checkpoints.is_due(step)
-            while len(pending) > (0 if is_due or checksums else 1):
-                note_oldest()
-            if checkpoints is not None and is_due:
-                checkpoints.save(engine, run, data.position)
-    except ScaleCollapse as collapse:
-        if pending:
-            note_oldest()
-        if collapse.record is not None:
-            note(collapse.record)
-        raise
-    finally:
-        if zeros is not None:
-            zeros.remove()
-        while pending:
-            note_oldest()
-
-
-def _windows(recipe: Recipe, accumulate: int, device: torch.device) -> Iterator[list[Any]]:
-    """Windows of `accumulate` batches without end; a finite sequence starts again."""
-    window: list[Any] = []
-    while True:
-        empty = True
-        for batch in recipe.batches():
-            empty = False
-            window.append(to_device(batch, device))
-            if len(window) == accumulate:
-                yield window
-                window = []
-        if empty:
-            raise RecipeError(f"batches() of recipe {recipe.name!r} yields nothing.")
-
-
-def _validate(recipe: Recipe, engine: Engine) -> dict[str, float]:
-    if recipe.validate is None:
-        return {}
-    found = _metrics(recipe.validate, engine, engine.models)
-    averages = {name: each for name, each in engine.emas.items() if each is not None}
-    if averages:
-        models = {**engine.models, **{name: each.module for name, each in averages.items()}}
-        averaged = _metrics(recipe.validate, engine, models)
-        found |= {f"averaged_{name}": value for name, value in averaged.items()}
-    return found
-
-
-def _metrics(
-    validate: Callable[[Any], float | Mapping[str, float]],
-    engine: Engine,
-    models: Mapping[str, nn.Module],
-) -> dict[str, float]:
-    was_training = {name: model.training for name, model in models.items()}
-    for model in models.values():
-        model.eval()
-    try:
-        with torch.no_grad(), engine.autocast():
-            result = validate(engine.as_given(models))
-    finally:
-        for name, model in models.items():
-            model.train(was_training[name])
-    named = result if isinstance(result, Mapping) else {"validation": result}
-    return {str(name): _checked_metric(name, value) for name, value in named.items()}
-
-
-def _checked_metric(name: object, value: object) -> float:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value)
-    if isinstance(value, (int, float)):
-        return float(value)
-    raise BadTypeError(
-        f"Recipe.validate must return a number or a mapping of names to numbers, got"
-        f" {type(value).__name__} for {name!r}."
-    )
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """`batch` with every tensor in it (tuples, lists, dicts, named tuples) on `device`."""
-
-    def move(leaf: Any) -> Any:
-        return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
-
-    return pytree.tree_map(move, batch)
 
 
 def checked_device(device: str | torch.device | None) -> torch.device:

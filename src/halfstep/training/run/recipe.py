@@ -12,11 +12,14 @@ from torch.optim import Optimizer
 
 from halfstep.precision.nearest import did_you_mean
 from halfstep.records import BadTypeError, BadValueError
+from halfstep.records.keywords import explains_fields
+from halfstep.training import other_names
 from halfstep.training.engine.engine import Engine
 from halfstep.training.followers.schedule import Schedule
 from halfstep.training.window.loss import LossSum
 
 
+@explains_fields("Recipe", other_names.RECIPE)
 @dataclass(frozen=True)
 class Recipe:
     """What `fit`, and every tool, trains.
@@ -29,8 +32,8 @@ class Recipe:
         model: Makes a fresh model; called after seeding, so that runs start equal.
         loss_fn: ``loss_fn(model, batch)``, inside autocast: a mean loss or a `LossSum`. All
             optimizers step together.
-        batches: Makes the batches: the same ones in the same order at every call. A finite
-            sequence is repeated.
+        batches: Returns the batches: a DataLoader, a list, a generator. A finite sequence is
+            repeated; see ``docs/recipes.md`` for what a resumed run sees of them.
         optimizer: ``optimizer(model)``.
         validate: ``validate(model)`` under no_grad and autocast, in eval mode: one number or a
             mapping of names to numbers.

@@ -12,16 +12,21 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from halfstep.records import BadValueError, CallOrderError
+from halfstep.records.keywords import explains_keywords
 from halfstep.update.decision.multiplier import factors_for_loss_scale, factors_on_host
 from halfstep.update.grad_scaler.last_step import LastStep, rates_of
 from halfstep.update.grad_scaler.optimizer_call import OptimizerCall, closure_of
 from halfstep.update.grad_scaler.state import _UNLIMITED, ScalerState
 from halfstep.update.loss_scale.base import checked_scale, promote
-from halfstep.update.loss_scale.dynamic import DynamicLossScale
+from halfstep.update.loss_scale.dynamic import OTHER_NAMES, DynamicLossScale
 from halfstep.update.optimizers.gradients import Gradients, divide_, values_of
 from halfstep.update.optimizers.sharded import refuse_sharded
 from halfstep.update.readback import Number, on_device, read_now
 from halfstep.update.step.outcome import StepOutcome
+
+_CLIPS = dict.fromkeys(
+    ("max_norm", "max_grad_norm", "grad_clip"), "call scaler.clip_grad_norm_(optimizer, max_norm)"
+)
 
 
 class _Step(NamedTuple):
@@ -82,6 +87,7 @@ class GradScaler(ScalerState):
         True
     """
 
+    @explains_keywords("GradScaler", OTHER_NAMES | _CLIPS)
     def __init__(
         self,
         device: str | None = None,

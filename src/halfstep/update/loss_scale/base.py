@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from halfstep.records import BadValueError, ScaleCollapse
+from halfstep.records.keywords import explains_keywords
 from halfstep.update.readback import Number, as_flag
 
 
@@ -252,6 +253,10 @@ class StaticLossScale(LossScale):
         max_consecutive_skips: As in `DynamicLossScale`.
     """
 
+    @explains_keywords(
+        "StaticLossScale",
+        dict.fromkeys(("init_scale", "loss_scale", "value"), "the setting is called scale"),
+    )
     def __init__(self, scale: float, max_consecutive_skips: int = 50) -> None:
         super().__init__(checked_scale("scale", scale), max_consecutive_skips)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.records import BadValueError
+from halfstep.records.keywords import explains_keywords
 from halfstep.update.loss_scale.base import (
     LossScale,
     checked_count,
@@ -18,6 +19,19 @@ from halfstep.update.loss_scale.base import (
 )
 
 logger = logging.getLogger("halfstep")
+
+# of apex, DeepSpeed, fairseq and Megatron-LM
+OTHER_NAMES = {
+    name: f"the setting is called {ours}"
+    for ours, theirs in {
+        "init_scale": "loss_scale scale initial_scale initial_loss_scale",
+        "growth_factor": "scale_factor",
+        "growth_interval": "scale_window loss_scale_window growth_period",
+        "min_scale": "min_loss_scale minimum_scale",
+        "max_scale": "max_loss_scale maximum_scale",
+    }.items()
+    for name in theirs.split()
+}
 
 
 class DynamicLossScale(LossScale):
@@ -59,6 +73,7 @@ class DynamicLossScale(LossScale):
         512.0
     """
 
+    @explains_keywords("DynamicLossScale", OTHER_NAMES)
     def __init__(
         self,
         init_scale: float = 2.0**16,

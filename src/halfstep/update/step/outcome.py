@@ -18,6 +18,8 @@ class StepOutcome:
 
     It has no truth value: ``if outcome:`` would hide whether "it ran" or "it exists" was meant.
     Ask `updated` or `skipped`.
+
+    A copy, and a pickle for another process, is of the settled outcome.
     """
 
     __slots__ = ("_error", "_lost", "_make_record", "_record", "_wait")
@@ -57,6 +59,11 @@ class StepOutcome:
                 lost = dict(zip(names, shares.wait(), strict=True))
                 self._record = dataclasses.replace(self._record, lost_updates=lost)
         return self._record
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """All numbers in one flat dict, for loggers and JSON; see `StepRecord.scalars`."""
+        return self.record.scalars
 
     def attach(self, diagnosis: WindowDiagnosis | None) -> None:
         """Put what a replay found into the record."""
@@ -140,10 +147,9 @@ class StepOutcome:
         return self.record.next_loss_scale
 
     @property
-    def lr(self) -> float | list[float]:
-        """Learning rate of this update; a list with several parameter groups."""
-        rates = self.record.lr
-        return rates[0] if len(rates) == 1 else rates
+    def lr(self) -> float:
+        """Learning rate of this update, of the first parameter group; ``record.lr`` has all."""
+        return self.record.lr[0]
 
     @property
     def per_optimizer(self) -> dict[str, StepRecord]:
@@ -155,6 +161,9 @@ class StepOutcome:
         """Divisor units of all committed updates."""
         return self.record.consumed
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _finished, (self.record,)
+
     def __bool__(self) -> bool:
         raise TypeError("a StepOutcome has no truth value; ask outcome.updated or outcome.skipped.")
 
@@ -163,3 +172,7 @@ class StepOutcome:
 
     def __repr__(self) -> str:
         return f"StepOutcome({self.record!r})"
+
+
+def _finished(record: StepRecord) -> StepOutcome:
+    return StepOutcome(lambda: record)
