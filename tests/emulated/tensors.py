@@ -33,12 +33,19 @@ _WAITS = {
 
 
 class DeviceTensor(Tensor):
-    """A tensor that says it is on the device; `inner` holds its values."""
+    """A tensor that says it is on the device; `inner` holds its values.
+
+    Attributes:
+        has_float64: Whether the device has that type, which Apple's does not.
+    """
 
     inner: Tensor
+    has_float64 = True
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> DeviceTensor:
+        if inner.dtype is torch.float64 and not cls.has_float64:
+            raise TypeError("Cannot convert a tensor to float64 dtype as the device has none.")
         made: DeviceTensor = Tensor._make_wrapper_subclass(
             cls,
             inner.size(),

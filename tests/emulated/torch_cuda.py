@@ -14,17 +14,20 @@ from torch.utils._device import _device_constructors
 
 from emulated import autocast
 from emulated.clock import CLOCK, Counts, Event, Stream
-from emulated.tensors import DEVICE, DEVICE_RANDOM, DispatchMode
+from emulated.tensors import DEVICE, DEVICE_RANDOM, DeviceTensor, DispatchMode
 
 _MODES = {"default": 0, "warn": 1, "error": 2, 0: 0, 1: 1, 2: 2}
 
 
 @contextlib.contextmanager
-def emulated_device(capability: tuple[int, int] = (9, 0)) -> Iterator[Counts]:
+def emulated_device(
+    capability: tuple[int, int] = (9, 0), *, has_float64: bool = True
+) -> Iterator[Counts]:
     """A CUDA device, emulated; yields its counts.
 
     Args:
         capability: What the device says it can do.
+        has_float64: Whether it computes in float64.
     """
     autocast.register_kernels()
     CLOCK.restart()
@@ -33,6 +36,7 @@ def emulated_device(capability: tuple[int, int] = (9, 0)) -> Iterator[Counts]:
     only_lifts, threads = torch._C._only_lift_cpu_tensors(), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, DispatchMode():
         _replace(patch, capability)
+        patch.setattr(DeviceTensor, "has_float64", has_float64)
         torch._C._set_only_lift_cpu_tensors(True)  # else torch.tensor(device=...) asks for CUDA
         torch.set_num_threads(1)  # for tensors as small as these, threads cost 100 times more
         try:

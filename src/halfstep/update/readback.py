@@ -9,7 +9,30 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from halfstep.records import BadValueError
+
 Number = float | int | Tensor
+
+
+def check_float64(device: torch.device) -> None:
+    """Refuse a device on which no float64 numbers can be computed, such as Apple's MPS.
+
+    Norms, losses and divisors are added up in float64, on the device: without it the first step
+    would fail after its forward and backward.
+
+    Raises:
+        BadValueError: The device has no float64.
+    """
+    if device.type == "cpu":
+        return
+    try:
+        torch.ones((), dtype=torch.float64, device=device).mul_(2.0)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise BadValueError(
+            f"{device} computes nothing in float64 ({str(error).splitlines()[0].rstrip('.')}), in"
+            " which norms and losses are added up; use model.to('cpu'), a CUDA device, or"
+            " torch.autocast and torch.amp.GradScaler without halfstep."
+        ) from error
 
 
 def read_now(values: Sequence[Number]) -> list[float]:

@@ -65,6 +65,7 @@ from halfstep.update import (
 )
 from halfstep.update.decision.clipping import Clip
 from halfstep.update.decision.veto import Condition
+from halfstep.update.readback import check_float64
 
 logger = logging.getLogger("halfstep")
 
@@ -167,6 +168,7 @@ class Engine:
         self.models = MappingProxyType(as_named("model", model))
         self.optimizers = MappingProxyType(as_named("optimizer", optimizer))
         self.device = check_models(self.models)
+        check_float64(self.device)
         check_optimizers(self.optimizers, self.models)
         check_word("diagnose", diagnose, ("never", "raise", "on_skip"))
         check_word("on_collapse", on_collapse, ("raise", "bf16", "fp32"))

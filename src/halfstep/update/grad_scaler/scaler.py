@@ -21,7 +21,7 @@ from halfstep.update.loss_scale.base import checked_scale, promote
 from halfstep.update.loss_scale.dynamic import OTHER_NAMES, DynamicLossScale
 from halfstep.update.optimizers.gradients import Gradients, divide_, values_of
 from halfstep.update.optimizers.sharded import refuse_sharded
-from halfstep.update.readback import Number, on_device, read_now
+from halfstep.update.readback import Number, check_float64, on_device, read_now
 from halfstep.update.step.outcome import StepOutcome
 
 _CLIPS = dict.fromkeys(
@@ -113,6 +113,8 @@ class GradScaler(ScalerState):
             max_consecutive_skips=max_consecutive_skips or _UNLIMITED,
         )
         super().__init__(device, scale, enabled)
+        if self._enabled and self._device != "cuda":  # CUDA has it; asking would start the device
+            check_float64(torch.device(self._device))
         self._calls: dict[Optimizer, OptimizerCall] = {}
         self._carried: Number | None = None  # the scale that the present gradients carry
         self._found_before: Tensor | None = None  # found_inf of an earlier update of this window
