@@ -171,7 +171,7 @@ def test_default_device_changes_no_step() -> None:
 def test_engine_on_a_device_without_float64_is_refused_at_construction() -> None:
     with emulated_device(has_float64=False):
         net = nn.Linear(8, 4).to("cuda")
-        with pytest.raises(BadValueError, match="cuda:0 computes nothing in float64 .* model.to"):
+        with pytest.raises(BadValueError, match=r"cuda:0 computes nothing in float64 .* model\.to"):
             hs.Engine(net, AdamW(net.parameters(), fused=True), precision="fp32")
 
 

@@ -128,6 +128,18 @@ def test_unfused_optimizer_makes_the_host_wait_once(kind: str, setting: str, loo
         assert waits_of(counts, engine, looks=looks) == [(1, int(looks and late))] * 2
 
 
+def test_first_step_of_a_fused_optimizer_waits_once_to_make_its_state() -> None:
+    # a skipped fused first step would leave state that nobody wrote: the host decides it
+    with emulated_device() as counts:
+        engine = engine_for(FUSED["fused"], max_norm=0.1)
+        found = []
+        for x in batches(3):
+            counts.clear()
+            engine.train_step([x], mean_loss)
+            found.append(len(counts.waits))
+        assert found == [1, 0, 0]
+
+
 @pytest.mark.parametrize(("kind", "waits"), [("fused", 0), ("foreach", 1)])
 def test_sums_with_divisors_on_the_device_add_no_wait(kind: str, waits: int) -> None:
     with emulated_device() as counts:
