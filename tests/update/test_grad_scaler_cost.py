@@ -76,12 +76,12 @@ def test_step_waits_no_more_than_torch_and_launches_at_most_half_more(
     # oracle: torch.amp.GradScaler in the same sequence; its clip is unscale_ + clip_grad_norm_
     factors = (1.0, 1.0, factor)
     with emulated_device() as counts:
-        stock = torch.amp.GradScaler("cpu")
+        stock = torch.amp.GradScaler("cuda")
         wanted = run(
             counts, MAKES[name], stock, "none" if clip == "none" else "torch", factors, **options
         )
         waits, launches = len(counts.waits), sum(counts.ops.values())
-        ours = hs.GradScaler("cpu")
+        ours = hs.GradScaler("cuda")
         found = run(counts, MAKES[name], ours, clip, factors, **options)
         assert len(counts.waits) <= waits, counts.waits
         assert waits == (0 if "fused" in options else 1)
@@ -100,12 +100,12 @@ def test_kernel_writes_gradients_back_only_where_it_has_to_divide(clip: str) -> 
         run(
             counts,
             MAKES["adamw"],
-            torch.amp.GradScaler("cpu"),
+            torch.amp.GradScaler("cuda"),
             clip.replace("ours", "none"),
             fused=True,
         )
         (stock,) = counts.kernels
-        run(counts, MAKES["adamw"], hs.GradScaler("cpu"), clip, fused=True)
+        run(counts, MAKES["adamw"], hs.GradScaler("cuda"), clip, fused=True)
         (ours,) = counts.kernels
     writes_back = [kernel.get("grad_scale") is not None for kernel in (stock, ours)]
     assert writes_back == [clip != "torch"] * 2
@@ -130,7 +130,7 @@ def test_fused_optimizer_that_must_be_called_waits_no_more_than_torch(kind: str,
         return optimizer
 
     with emulated_device() as counts:
-        stock, ours = torch.amp.GradScaler("cpu"), hs.GradScaler("cpu")
+        stock, ours = torch.amp.GradScaler("cuda"), hs.GradScaler("cpu")
         wanted = run(counts, make, stock, clip.replace("ours", "torch"), fused=True)
         waits = len(counts.waits)
         found = run(counts, make, ours, clip, fused=True)
@@ -142,7 +142,7 @@ def test_fused_optimizer_that_must_be_called_waits_no_more_than_torch(kind: str,
 def test_outcome_on_a_device_is_of_the_scale_before_update() -> None:
     # closed form: a skip at 2^16 leaves 2^15; the outcome is of the window that was skipped
     with emulated_device() as counts:
-        scaler = hs.GradScaler("cpu")
+        scaler = hs.GradScaler("cuda")
         run(counts, MAKES["adamw"], scaler, "none", (1.0, 1.0, math.inf), fused=True)
         assert counts.waits == []
         outcome = scaler.last_outcome
@@ -155,13 +155,13 @@ def test_outcome_on_a_device_is_of_the_scale_before_update() -> None:
 
 def test_scale_on_a_device_starts_without_a_wait() -> None:
     with emulated_device() as counts:
-        hs.GradScaler("cpu").scale(on_device(torch.ones(())))
+        hs.GradScaler("cuda").scale(on_device(torch.ones(())))
         assert counts.waits == []
 
 
 def test_skip_on_the_floor_of_a_device_scale_warns_at_the_next_step() -> None:
     with emulated_device() as counts:
-        scaler = hs.GradScaler("cpu", init_scale=1.0)
+        scaler = hs.GradScaler("cuda", init_scale=1.0)
         run(counts, MAKES["adamw"], scaler, "none", (1.0, math.inf), foreach=True)
         params = parameters()
         gradients(params, scaler)
