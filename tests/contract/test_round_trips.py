@@ -148,11 +148,11 @@ def test_state_goes_through_a_file_and_back_unchanged(name: str) -> None:
     assert differences(state, used.state_dict()) == []  # and the first is not changed by it
 
 
-@pytest.mark.parametrize("name", MAKE)
+# an engine's state holds the averaged weights themselves, as states of torch's modules do
+@pytest.mark.parametrize("name", [name for name in MAKE if name != "Engine"])
 def test_state_is_a_copy_that_later_steps_do_not_change(name: str) -> None:
     used = MAKE[name](True)
     state = used.state_dict()
     text = str(state)
     used.load_state_dict(MAKE[name](False).state_dict())
-    if name not in ("Engine",):  # holds the averaged weights themselves, as torch's modules do
-        assert str(state) == text
+    assert str(state) == text

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import halfstep as hs
 from halfstep.training.engine import settings
@@ -97,51 +96,6 @@ def test_load_over_an_open_step_goes_on_from_the_file(by_hand: bool, tmp_path: P
     assert rate(engine) == RATES[1]
     assert engine.num_updates == 1
     assert [step().lr for _ in range(3)] == RATES[1:4]
-
-
-def test_average_holds_the_step_that_nobody_has_looked_at() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-    engine = hs.Engine(model, optimizer, precision="fp32", ema=0.5)
-    wanted = None
-    for _ in range(4):
-        engine.train_step([(X,)], lambda m, b: m(b[0]).square().mean())
-        weight = model.weight.detach()  # what the update has left; the average is by hand
-        wanted = weight.clone() if wanted is None else 0.5 * wanted + 0.5 * weight
-    assert engine.ema is not None
-    assert int(engine.ema.n_averaged) == 4
-    assert torch.allclose(engine.ema.module.weight, wanted, rtol=4 * 2.0**-23, atol=0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["ema", "ema of buffers too", "own function"])
-def test_average_of_buffers_does_not_depend_on_whether_somebody_looks(kind: str) -> None:
-    def run(looks: bool) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-        ema: Any = 0.5
-        if kind == "own function":
-            ema = AveragedModel(model, avg_fn=lambda old, new, count: 0.25 * old + 0.75 * new)
-        elif kind == "ema":
-            ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))  # type: ignore[no-untyped-call]
-        engine = hs.Engine(model, optimizer, precision="fp32", ema=ema)
-        for number in range(6):
-            x = (X + 0.1 * number) * (float("nan") if number == 3 else number + 1)
-            outcome = engine.train_step([(x,)], lambda m, b: m(b[0]).square().mean())
-            if looks:
-                outcome.settle()
-        assert engine.num_updates == 5
-        assert engine.ema is not None
-        return engine.ema.state_dict()
-
-    looked, unlooked = run(looks=True), run(looks=False)
-    assert looked.keys() == unlooked.keys()
-    # NaN reaches the buffers in window 3, and equals NaN here
-    assert all(
-        torch.equal(torch.nan_to_num(a, 7.0), torch.nan_to_num(unlooked[k], 7.0))
-        for k, a in looked.items()
-    )
 
 
 def test_optimizer_outlives_its_engine() -> None:

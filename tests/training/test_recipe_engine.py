@@ -128,7 +128,8 @@ def test_factory_that_makes_no_engine_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"engine": {"los_scale": 1}}, ValueError, "'los_scale', .* did you mean 'loss_scale'"),
+        ({"engine": {"los_scale": 1}}, ValueError, "no los_scale; did you mean loss_scale"),
+        ({"engine": {"max_grad_norm": 1}}, ValueError, "the setting is called max_norm"),
         ({"engine": {"precision": "fp16"}}, ValueError, "leave out 'precision'; the run decides"),
         ({"engine": {"diagnose": "raise"}}, ValueError, "leave out 'diagnose'"),
         ({"engine": {"schedule": 1}}, ValueError, "leave out 'schedule'; it needs the optimizer"),

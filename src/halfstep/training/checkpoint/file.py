@@ -20,7 +20,7 @@ from halfstep.training.rng import rng_state
 logger = logging.getLogger("halfstep")
 
 _VERSION = 2
-_PARTS = ("model", "optimizer", "engine", "rng", "extra")
+_ENTRIES = ("model", "optimizer", "engine", "rng", "extra")
 
 
 def save_checkpoint(
@@ -185,7 +185,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f"{str(path)!r} was not written by halfstep.save_checkpoint; load its parts with"
             " load_state_dict of the model, the optimizer and the engine."
         )
-    if content["halfstep_checkpoint"] != _VERSION or any(part not in content for part in _PARTS):
+    if content["halfstep_checkpoint"] != _VERSION or any(part not in content for part in _ENTRIES):
         raise BadValueError(
             f"{str(path)!r} is a checkpoint of version {content['halfstep_checkpoint']}, this"
             f" halfstep reads version {_VERSION}; load it with the version that wrote it."

@@ -84,7 +84,9 @@ def _parameter_problem(saved: list[Any], present: list[Any]) -> str | None:
                 return f"has {was!r} where this engine's has {now!r}: the order is another"
             if old_shape != shape:
                 was_shape, now_shape = tuple(old_shape), tuple(shape)
-                return f"is of a {now or 'parameter'} of shape {was_shape}, here it is {now_shape}"
+                return (
+                    f"is for {now or 'a parameter'} of shape {was_shape}, here it has {now_shape}"
+                )
     return None
 
 

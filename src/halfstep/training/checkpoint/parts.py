@@ -209,7 +209,9 @@ def _absent(wanted: Collection[str]) -> list[str]:
 
 def _way_out(part: str) -> str:
     text = f"load_checkpoint(..., without={part!r}) leaves it as it is"
-    return f"{text}, strict=False takes the entries that fit." if part == "model" else f"{text}."
+    if part == "model":
+        text += ", and strict=False takes the entries that fit"
+    return f"{text}."
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -44,6 +43,7 @@ from halfstep.training.engine.state import (
     check_engine_state,
     engine_state,
     load_engine_state,
+    settle_before_states,
 )
 from halfstep.training.followers.followers import Followers, as_averaged
 from halfstep.training.followers.schedule import Schedule
@@ -203,7 +203,7 @@ class Engine:
         self._backward = ScaledBackward(slots, self._around_backward)
         self._surroundings = Surroundings(self.models, slots, self.device)
         self._casts = WeightCasts(self.device.type, self.models.values())
-        _settle_before_states(self._update)
+        settle_before_states(self._update)
         self._argument = model  # what loss_fn gets
         self._on_collapse = on_collapse
         self._replays = diagnose == "on_skip"
@@ -634,20 +634,3 @@ class Engine:
         none = NoLossScale()
         for slot in self._update.slots:
             slot.use(none)
-
-
-def _settle_before_states(update: Update) -> None:
-    """Commit the previous step before an optimizer's state, its rate in it, is read or replaced."""
-    reference = weakref.ref(update)
-
-    def settle(*arguments: object) -> None:
-        if (living := reference()) is not None:
-            living.settle()
-
-    for slot in update.slots:
-        optimizer: Any = slot.optimizer
-        if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
-            optimizer = getattr(optimizer, "optimizer", None)  # in a wrapper such as Accelerate's
-        if isinstance(optimizer, Optimizer):
-            optimizer.register_state_dict_pre_hook(settle)
-            optimizer.register_load_state_dict_pre_hook(settle)

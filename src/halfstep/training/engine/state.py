@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from torch.optim import Optimizer
 
 from halfstep.records import BadValueError
 from halfstep.training.followers.followers import Followers
@@ -115,6 +118,29 @@ def load_engine_state(
     followers.set_rates_by_clock()
     if "average" in parts:
         followers.load_averages(state)
+
+
+def settle_before_states(update: Update) -> None:
+    """Commit the previous step whenever the state of an optimizer is read or replaced.
+
+    Its learning rate is a part of that state, and moves with the commit.
+
+    Args:
+        update: Of the engine; the hooks that are registered do not keep it alive.
+    """
+    reference = weakref.ref(update)
+
+    def settle(*arguments: object) -> None:
+        if (living := reference()) is not None:
+            living.settle()
+
+    for slot in update.slots:
+        optimizer: Any = slot.optimizer
+        if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+            optimizer = getattr(optimizer, "optimizer", None)  # in a wrapper such as Accelerate's
+        if isinstance(optimizer, Optimizer):
+            optimizer.register_state_dict_pre_hook(settle)
+            optimizer.register_load_state_dict_pre_hook(settle)
 
 
 def loss_scales(slots: Sequence[OptimizerSlot]) -> list[LossScale]:

@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.precision.nearest import did_you_mean
 from halfstep.records import BadTypeError, BadValueError
-from halfstep.records.keywords import explains_fields
+from halfstep.records.keywords import explains_fields, unknown_keyword
 from halfstep.training import other_names
 from halfstep.training.engine.engine import Engine
 from halfstep.training.followers.schedule import Schedule
@@ -113,8 +112,7 @@ def _check_settings(settings: Mapping[str, Any], recipe: Recipe) -> None:
     for name in settings:
         if name not in known:
             raise BadValueError(
-                f"Recipe.engine has {name!r}, which is no setting of Engine"
-                f"{did_you_mean(str(name), known)}"
+                unknown_keyword("Recipe.engine", str(name), known, other_names.ENGINE)
             )
         if name in elsewhere:
             raise BadValueError(f"Recipe.engine must leave out {name!r}; {elsewhere[name]}.")

@@ -49,7 +49,7 @@ def _add(digest: Any, value: Any) -> None:
                 digest.update(_sample(leaf.detach()))
         elif isinstance(leaf, Mapping):  # of a class that torch does not take apart
             _add(digest, [part for item in leaf.items() for part in item])
-        elif dataclasses.is_dataclass(leaf):
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             _add(digest, [getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
         elif hasattr(leaf, "__array_interface__") and not leaf.dtype.hasobject:
             digest.update(f"{leaf.dtype}{leaf.shape}".encode())
