@@ -1,0 +1,129 @@
+"""One step looked at: its kernels and memory copies, and where it makes the host wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+import halfstep as hs
+from benchmarks.gpu_bench.cases import Case, LeftOut, Measured
+from benchmarks.gpu_bench.device_time import (
+    WARM_UP,
+    kernels_of,
+    profiler_is_missing,
+    waits_of,
+)
+from benchmarks.gpu_bench.setup import Setup, release, tiny_workloads, with_accelerate
+from benchmarks.gpu_bench.trainers import (
+    DropIn,
+    DropInWithClip,
+    Halfstep,
+    HalfstepWithAverage,
+    HalfstepWithRollback,
+    Stock,
+    StockWithAverage,
+    Trainer,
+    loss_of,
+)
+from benchmarks.gpu_bench.workloads import Batch, Workload
+
+STEPS = 5  # whose waits are counted
+
+
+def kernel_cases(setup: Setup) -> Iterator[Case]:
+    if reason := profiler_is_missing(setup.device):
+        yield Case("kernels", "all", partial(_leave_out, reason))
+        return
+    for format_name in ("bf16", "fp16"):
+        for workload in setup.training:
+            name = f"one step of {workload.name}, {format_name}"
+            yield Case("kernels", name, partial(count_kernels, setup, workload, format_name))
+
+
+def wait_cases(setup: Setup) -> Iterator[Case]:
+    yield Case("waits", "of the host, per step", partial(count_waits, setup.device))
+
+
+def _leave_out(reason: str) -> Measured:
+    raise LeftOut(reason)
+
+
+def count_kernels(setup: Setup, workload: Workload, format_name: str) -> Measured:
+    """Kernels, copies and fills of a step, and of its part after the backward."""
+    found = Measured()
+    batch = workload.batch(max(1, workload.samples // 4), setup.device)
+    ways = [Stock, Halfstep, *([DropIn, DropInWithClip] if format_name == "fp16" else [])]
+    for trainer_type in with_accelerate(*ways):
+        trainer = trainer_type(workload, format_name, setup.device)
+        for _ in range(WARM_UP):
+            trainer.step([batch])
+        step = kernels_of(partial(trainer.step, [batch]), setup.device)
+        with trainer.autocast():
+            loss = loss_of(trainer.model, batch)
+        trainer.backward(loss)
+        update = kernels_of(trainer.update, setup.device)
+        found.rows[trainer.name] = {
+            **{f"{kind}_of_step": getattr(step, kind) for kind in ("kernels", "copies", "fills")},
+            **{f"{kind}_of_update": getattr(update, kind) for kind in ("kernels", "copies")},
+        }
+        if step.copies:
+            found.notes.append(f"copies of {trainer.name}: {', '.join(step.names)}")
+        del trainer, loss
+        release()
+    return found
+
+
+def count_waits(device: torch.device) -> Measured:
+    """Waits of each way, which do not depend on the size; an `.item()` shows that they count."""
+    found = Measured()
+    control = torch.zeros((), device=device)
+    if (seen := len(waits_of(control.item))) != 1:
+        found.failure = f"an .item() was counted as {seen} waits, so that no count means anything"
+    for name, trainer, window in _trainers(device):
+        places = waits_of_steps(partial(trainer.step, window))
+        found.rows[name] = {"waits": len(places) / STEPS, "places": sorted(set(places))}
+        if places and isinstance(trainer, (Halfstep, DropIn)):
+            found.failure = f"{name} made the host wait in a fused step"
+    places = waits_of_steps(_loss_sum_step(device))
+    found.rows["halfstep bf16, LossSum"] = {"waits": len(places) / STEPS, "places": places}
+    return found
+
+
+def waits_of_steps(step: Callable[[], object]) -> list[str]:
+    """Places of the waits in some steps, once state, plans and pinned memory exist."""
+    for _ in range(WARM_UP):
+        step()
+    return [place for _ in range(STEPS) for place in waits_of(step)]
+
+
+def _trainers(device: torch.device) -> Iterator[tuple[str, Trainer, Sequence[Batch]]]:
+    language, images = tiny_workloads()
+    ways = with_accelerate(Stock, Halfstep)
+    rows: list[tuple[type[Trainer], str, Workload, int]] = [
+        (each, format_name, language, size)
+        for format_name in ("bf16", "fp16")
+        for size in (1, 4)
+        for each in ways
+    ]
+    rows += [(each, "fp16", language, 1) for each in (DropIn, DropInWithClip)]
+    followed = (StockWithAverage, HalfstepWithAverage, HalfstepWithRollback)
+    rows += [(each, "fp16", images, 1) for each in followed]
+    for trainer_type, format_name, workload, size in rows:
+        window = [workload.batch(workload.samples, device)] * size
+        name = f"{trainer_type.name} {format_name}, window of {size}"
+        yield name, trainer_type(workload, format_name, device), window
+
+
+def _loss_sum_step(device: torch.device) -> Callable[[], object]:
+    """A divisor that the host does not know."""
+    workload, _ = tiny_workloads()
+    trainer = Halfstep(workload, "bf16", device)
+    batch = workload.batch(workload.samples, device)
+    tokens = torch.full((), batch[0].numel(), device=device)
+
+    def total(model: torch.nn.Module, batch: Batch) -> hs.LossSum:
+        return hs.LossSum(loss_of(model, batch) * tokens, tokens)
+
+    return lambda: trainer.engine.train_step([batch], total)
