@@ -23,6 +23,7 @@ T = TypeVar("T")
 Call = Callable[[], object]
 WARM_UP = 3  # state is made in the first step, plans in the second, pinned memory in both
 _LONGEST_SLEEP_MS = 500.0
+ACTIVITIES = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
 
 class Rounds:
@@ -188,7 +189,7 @@ def profiler_is_missing(device: torch.device) -> str:
 def _profiled(call: Call, device: torch.device) -> list[str]:
     """Names of what ran on the device; annotations of the host are on its track too."""
     torch.cuda.synchronize(device)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=ACTIVITIES) as seen:
         call()
         torch.cuda.synchronize(device)
     return [

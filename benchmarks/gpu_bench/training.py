@@ -168,6 +168,7 @@ def _built(
 ) -> tuple[dict[str, Trainer], dict[str, int]]:
     """The trainers after their first steps, and the bytes that each keeps between steps."""
     trainers, kept = {}, {}
+    release()
     if training.is_compiled:
         torch.compiler.reset()  # else earlier cases count towards the limit of recompilations
     for way in ways:
@@ -186,9 +187,8 @@ def _built(
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes in tensors, once all garbage is gone."""
+    """Bytes in tensors, once the device is done with them."""
     torch.cuda.synchronize(device)
-    release()
     return torch.cuda.memory_allocated(device)
 
 
