@@ -92,6 +92,18 @@ def test_copies_share_no_memory(counts: Counts) -> None:
     assert x.to("cuda") is x
 
 
+def test_memory_format_is_that_which_was_asked_for(counts: Counts) -> None:
+    # oracle: the strides on the CPU
+    here = nn.Conv2d(3, 4, 3)
+    there = copy.deepcopy(here).to("cuda")
+    assert there.weight.stride() == here.weight.stride()
+    for model in (here, there):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert there.weight.stride() == here.weight.stride() == (27, 1, 9, 3)
+    assert torch.equal(inner(there.weight), here.weight)
+    assert there.weight.to("cuda", memory_format=torch.channels_last) is there.weight
+
+
 # ---------------------------------------------------------------------------------------- waits
 
 WAITS: dict[str, Callable[[Tensor], Any]] = {

@@ -64,7 +64,7 @@ def test_gpt2_knows_nothing_at_first_and_looks_at_nothing_that_follows() -> None
     model = gpt2.GPT2(gpt2.TINY)
     tokens = torch.randint(32, (4, 8))
     # closed form: all tokens equally likely; weights of 0.02 leave a percent of it
-    assert math.isclose(float(model(tokens, tokens)), math.log(32), rel_tol=0.02)
+    assert math.isclose(model(tokens, tokens).item(), math.log(32), rel_tol=0.02)
     seen = torch.zeros(4, 8, 16, requires_grad=True)
     inside = model.blocks[0](seen)
     inside[:, 3].sum().backward()

@@ -53,7 +53,9 @@ def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def _kind(value: Tensor) -> object:
-    return value.device, value.dtype, value.shape, value.stride()
+    # the kernels do not compare the stride of a dimension of one element (ForeachUtils.h)
+    strides = tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n != 1)
+    return value.device, value.dtype, value.shape, strides
 
 
 def _check_scalar(what: str, value: Tensor, dtype: torch.dtype) -> None:

@@ -224,7 +224,8 @@ def _moved(func: Any, source: Tensor, kwargs: dict[str, Any], target: Any) -> Te
     will_be_there = was_there if target is None else target.type in ("cuda", "meta")
     does_not_block = kwargs.pop("non_blocking", False)
     wanted = kwargs.get("dtype") or source.dtype
-    if was_there and target is not None and will_be_there and wanted == source.dtype:
+    stays = was_there and target is not None and will_be_there and wanted == source.dtype
+    if stays and _has_layout(source, kwargs.get("memory_format")):
         return source
     options = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
     made: Tensor = func(inner(source), **options)
@@ -233,6 +234,12 @@ def _moved(func: Any, source: Tensor, kwargs: dict[str, Any], target: Any) -> Te
     else:
         CLOCK.launch("_to_copy")
     return DeviceTensor(made) if will_be_there else made
+
+
+def _has_layout(value: DeviceTensor, memory_format: torch.memory_format | None) -> bool:
+    return memory_format in (None, torch.preserve_format) or value.inner.is_contiguous(
+        memory_format=memory_format
+    )
 
 
 def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

@@ -247,6 +247,32 @@ def test_hook_finds_true_gradients_and_the_decision_before_the_host_knows_it() -
     assert [decision for _, decision in seen[1:]] == [0.0, 1.0]
 
 
+def test_gradient_of_a_channels_last_1x1_convolution_is_copied_nowhere() -> None:
+    # its weight's strides and those of its gradient differ in dimensions of one element, which
+    # torch's kernels do not compare (ForeachUtils.h); oracle: the same step on plain layouts
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(8, 4, 1, 1), (8, 4, 3, 3)]
+    values, gradients = ([torch.randn(s, generator=generator) for s in shapes] for _ in range(2))
+    found = []
+    with emulated_device() as counts:
+        for layout in (torch.contiguous_format, torch.channels_last):
+            params = [on_device(v.to(memory_format=layout)).requires_grad_(True) for v in values]
+            grads = [gradients[0], gradients[1].to(memory_format=layout)]
+            update = Update([OptimizerSlot("optimizer", fused(params), hs.NoLossScale())])
+            for _ in range(4):
+                for p, gradient in zip(params, grads, strict=True):
+                    p.grad = on_device(gradient)
+                counts.clear()
+                update.slots[0].window.add(on_device(torch.tensor(2.0)), None, {}, number=1)
+                update.run(update.slots)
+            assert update.slots[0].adapter._plan is not None
+            found.append((dict(counts.ops), [p.inner.detach() for p in params]))
+    assert params[0].stride() != grads[0].stride()
+    (plain, expected), (channels_last, weights) = found
+    assert channels_last == plain
+    assert all(map(torch.equal, weights, expected))
+
+
 def batch_norms() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.BatchNorm1d(8) for _ in range(53)])

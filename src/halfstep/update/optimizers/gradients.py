@@ -86,10 +86,22 @@ def match_layouts(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Ten
     assignments to ``.grad`` do. The gradients that differ are copied and assigned back.
     """
     for index, (p, grad) in enumerate(zip(parameters, grads, strict=True)):
-        if grad.layout is torch.strided and grad.stride() != p.stride():
+        if grad.layout is torch.strided and not lies_as(grad, p):
             grads[index] = torch.empty_like(p).copy_(grad)
             p.grad = grads[index]
     return grads
+
+
+def lies_as(value: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape are laid out in memory alike.
+
+    The stride of a dimension of one element says nothing. That of a 1 x 1 convolution in
+    channels_last and that of its gradient often differ there.
+    """
+    own, wanted = value.stride(), other.stride()
+    return own == wanted or all(
+        a == b or size == 1 for a, b, size in zip(own, wanted, value.shape, strict=True)
+    )
 
 
 def values_of(grad: Tensor) -> Tensor:

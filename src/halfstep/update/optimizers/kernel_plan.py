@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep.update.optimizers.gradients import divide_, in_float32_range
+from halfstep.update.optimizers.gradients import divide_, in_float32_range, lies_as
 from halfstep.update.optimizers.kernels import Group, Kernel, kernel_of
 from halfstep.update.optimizers.launch import Launch
 from halfstep.update.optimizers.observers import is_observed
@@ -212,6 +212,6 @@ def _has_state(optimizer: Optimizer, p: Tensor, names: Sequence[str]) -> bool:
     state = optimizer.state.get(p, {})
     tensors = [state.get(name) for name in names]
     return all(isinstance(t, Tensor) and t.device == p.device for t in tensors) and all(
-        t.dtype == p.dtype and t.stride() == p.stride()
+        t.dtype == p.dtype and t.shape == p.shape and lies_as(t, p)
         for t in tensors[: len(names) - (names[-1:] == ("step",))]
     )
