@@ -16,6 +16,7 @@ JSON and as text, and are rewritten after every case: a run that is killed keeps
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -95,8 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.add(entry)
         release()
 
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):  # as tuned loops have it
-        is_clean = run_cases(cases_for(setup, options.only), budget, add)
+    gc.freeze()  # what is there by now is never garbage: collections look at the rest alone
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True):  # as tuned loops have it
+            is_clean = run_cases(cases_for(setup, options.only), budget, add)
+    finally:
+        gc.unfreeze()
     if report.path is not None:
         print(f"\nwritten to {os.path.relpath(report.path)} and .txt")
     return 0 if is_clean else 1

@@ -298,7 +298,7 @@ def test_training_that_does_not_fit_goes_on_with_fewer_samples_and_says_so(tiny:
     found = training.measure_training(tiny, trained(tiny, tiny.training[0]), [TooLarge])
     assert found.notes == [
         "out of memory; 1 samples in a micro-batch instead",
-        "1 samples in a micro-batch, 2 steps in a round, 2 rounds",
+        "1 samples in a micro-batch, 1 steps in a round, 2 rounds",
     ]
     assert found.rows["stock"]["loss"] > 0
 

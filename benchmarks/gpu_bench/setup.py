@@ -67,7 +67,7 @@ def setup_for(device: torch.device, *, is_tiny: bool, is_quick: bool) -> Setup:
     """Full sizes, or tiny ones that only show that everything runs."""
     if is_tiny:
         models = tiny_workloads()
-        return Setup(device, models, (vectors(4, 8), *models), 2, (2, 2), (0.0, 0.0), True)
+        return Setup(device, models, (vectors(4, 8), *models), 1, (2, 2), (0.0, 0.0), True)
     shapes = gpt2_workload(gpt2.PUBLISHED, 0), resnet_workload(resnet50.PUBLISHED, 0)
     return Setup(
         device,

@@ -29,7 +29,7 @@ from benchmarks.gpu_bench.trainers import (
 )
 from benchmarks.gpu_bench.workloads import Batch, Workload
 
-STEPS = 5  # whose waits are counted
+STEPS = 3  # whose waits are counted
 
 
 def kernel_cases(setup: Setup) -> Iterator[Case]:

@@ -125,11 +125,10 @@ def measure_training(
         except torch.OutOfMemoryError:
             if samples == 1:
                 raise
-            found = None
-        release()  # outside of the handler, whose traceback holds the models
-        if found is not None:
+        else:
             found.notes[:0] = notes
             return found
+        release()  # outside of the handler, whose traceback holds the models
         samples //= 2
         notes = [f"out of memory; {samples} samples in a micro-batch instead"]
 
@@ -168,7 +167,6 @@ def _built(
 ) -> tuple[dict[str, Trainer], dict[str, int]]:
     """The trainers after their first steps, and the bytes that each keeps between steps."""
     trainers, kept = {}, {}
-    release()
     if training.is_compiled:
         torch.compiler.reset()  # else earlier cases count towards the limit of recompilations
     for way in ways:
