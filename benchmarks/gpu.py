@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gpu_bench import own_tests, steps, training, updates
 from benchmarks.gpu_bench.cases import Budget, Case, run_cases
-from benchmarks.gpu_bench.report import Report, facts_as_text, machine
+from benchmarks.gpu_bench.report import Report, facts_as_text, facts_of
 from benchmarks.gpu_bench.setup import Setup, release, setup_for
 
 RESULTS = Path(__file__).parent / "results"
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder: Path | None = options.out
     if folder is None and not (options.quick or options.tiny):
         folder = RESULTS
-    report = Report(machine(device, command, options.minutes), folder)
+    report = Report(facts_of(device, command, options.minutes), folder)
     print(facts_as_text(report.facts))
     setup = setup_for(device, is_tiny=options.tiny, is_quick=options.quick)
 
@@ -96,11 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.add(entry)
         release()
 
+    searched = torch.backends.cudnn.benchmark
     gc.freeze()  # what is there by now is never garbage: collections look at the rest alone
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True):  # as tuned loops have it
-            is_clean = run_cases(cases_for(setup, options.only), budget, add)
+        torch.backends.cudnn.benchmark = True  # as tuned loops have it
+        is_clean = run_cases(cases_for(setup, options.only), budget, add)
     finally:
+        torch.backends.cudnn.benchmark = searched
         gc.unfreeze()
     if report.path is not None:
         print(f"\nwritten to {os.path.relpath(report.path)} and .txt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks.gpu_bench.report import Report, as_text
 from benchmarks.update import quartiles
 
 FACTS = {
-    "date": "2026-12-01", "device": "NVIDIA H200 (SXM)", "capability": "9.0",
+    "date": "2026-12-01", "device": "NVIDIA H200 (SXM)", "compute_capability": "9.0", "cpu": "EPYC",
     "memory_bytes": 2**37, "cuda": "12.8", "torch": "2.13.0", "python": "3.11.7",
     "command": "python benchmarks/gpu.py",
 }  # fmt: skip
@@ -257,3 +258,15 @@ def test_summary_of_pytest_is_read(
     assert found.notes == ([failed] if code == 1 else [])
     wanted = f"pytest ended with exit code {code}: {last}" if code else None
     assert found.failure == wanted
+
+
+def test_every_name_of_torch_cuda_that_is_used_is_one() -> None:
+    # the emulated device would replace a name that torch does not have, too
+    folder = Path(__file__).parents[1] / "benchmarks"
+    used = set()
+    for path in [folder / "gpu.py", *sorted((folder / "gpu_bench").glob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch.cuda":
+                used.add(node.attr)
+    assert {"Event", "_sleep", "max_memory_allocated", "set_sync_debug_mode"} <= used
+    assert [name for name in sorted(used) if not hasattr(torch.cuda, name)] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import gpu
-from benchmarks.gpu_bench import device_time, gpt2, resnet50, training, updates
+from benchmarks.gpu_bench import device_time, gpt2, resnet50, trainers, training, updates
 from benchmarks.gpu_bench.cases import LeftOut
 from benchmarks.gpu_bench.setup import Setup, setup_for, tiny_workloads
 from benchmarks.gpu_bench.trainers import (
@@ -314,8 +315,31 @@ def test_engine_that_waits_is_a_failure(counts: Counts, monkeypatch: pytest.Monk
 
     language, _ = tiny_workloads()
     trainer = Halfstep(language, "bf16", DEVICE, is_fused=False)
-    row = [("halfstep, unfused", trainer, [language.batch(2, DEVICE)])]
-    monkeypatch.setattr(steps, "_trainers", lambda device: iter(row))
+    row = ("halfstep, unfused", Halfstep, partial(trainer.step, [language.batch(2, DEVICE)]))
+    monkeypatch.setattr(steps, "_steps", lambda device: iter([row]))
     found = steps.count_waits(DEVICE)
     assert found.failure == "halfstep, unfused made the host wait in a fused step"
     assert found.rows["halfstep, unfused"]["waits"] == 1.0
+
+
+def test_compiler_that_fails_is_said_in_one_line(
+    tiny: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(function: object) -> object:
+        raise RuntimeError("Failed to find C compiler.\nSee the manual")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    trainers.compiler_fails.cache_clear()
+    compiled = training.Training(tiny.training[0], "bf16", 1, is_compiled=True)
+    with pytest.raises(LeftOut) as left:
+        training.measure_training(tiny, compiled, [Stock])
+    assert str(left.value) == "torch.compile fails here: RuntimeError: Failed to find C compiler."
+    trainers.compiler_fails.cache_clear()
+
+
+def test_loss_that_is_no_number_stays_readable_json(
+    tiny: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stock, "read", lambda self: math.nan)
+    found = training.measure_training(tiny, trained(tiny, tiny.training[0]), [Stock])
+    assert json.dumps(found.rows["stock"]["loss"], allow_nan=False) == '"nan"'

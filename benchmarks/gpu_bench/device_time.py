@@ -22,7 +22,7 @@ from benchmarks.gpu_bench.cases import Clock, LeftOut
 T = TypeVar("T")
 Call = Callable[[], object]
 WARM_UP = 3  # state is made in the first step, plans in the second, pinned memory in both
-_LONGEST_SLEEP_MS = 500.0
+_ATTEMPTS = 3  # to time a call behind a sleep; each sleep is four times as long
 ACTIVITIES = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
 
@@ -124,11 +124,11 @@ class Stopwatch:
         returned = time.perf_counter()
         torch.cuda.synchronize(self._device)
         host, wall = ((end - begin) * 1e3 for end in (returned, time.perf_counter()))
-        sleep_ms, device = 1 + 2 * host, None
-        while device is None and sleep_ms < _LONGEST_SLEEP_MS:
-            device = self._behind_a_sleep(prepare, call, sleep_ms)
-            sleep_ms *= 4
-        return Times(host, wall, device)
+        for attempt in range(_ATTEMPTS):
+            sleep_ms = (1 + 2 * host) * 4**attempt
+            if (device := self._behind_a_sleep(prepare, call, sleep_ms)) is not None:
+                return Times(host, wall, device)
+        return Times(host, wall, None)
 
     def _behind_a_sleep(self, prepare: Call, call: Call, sleep_ms: float) -> float | None:
         prepare()
@@ -181,8 +181,11 @@ def profiler_is_missing(device: torch.device) -> str:
     """
     if ProfilerActivity.CUDA not in supported_activities():  # type: ignore[no-untyped-call]
         return "this torch was built without CUPTI, so that its profiler sees no kernels"
-    for _ in range(2):
-        seen = _profiled(lambda: torch.zeros(2, device=device).add_(1), device)
+    try:
+        for _ in range(2):
+            seen = _profiled(lambda: torch.zeros(2, device=device).add_(1), device)
+    except RuntimeError as error:
+        return f"the profiler fails: {error}"
     return "" if seen else "the profiler saw no kernel where there was one; CUPTI does not start"
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_bench.cases import Row
+from benchmarks.update import machine
 
 
 class Report:
@@ -57,17 +57,16 @@ def _replace(path: Path, content: str) -> None:
     os.replace(beside, path)
 
 
-def machine(device: torch.device, command: str, minutes: float) -> Row:
+def facts_of(device: torch.device, command: str, minutes: float) -> Row:
     """What the figures depend on."""
     properties = torch.cuda.get_device_properties(device)
     return {
         "date": date.today().isoformat(),
         "device": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
+        "compute_capability": f"{properties.major}.{properties.minor}",
         "memory_bytes": properties.total_memory,
         "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **machine(),
         "command": command,
         "minutes": minutes,
     }
@@ -75,9 +74,10 @@ def machine(device: torch.device, command: str, minutes: float) -> Row:
 
 def facts_as_text(facts: Mapping[str, Any]) -> str:
     """One line."""
+    memory = f"{gibibytes(facts['memory_bytes'])} GiB"
     return (
-        f"{facts['device']} ({facts['capability']}, {gibibytes(facts['memory_bytes'])} GiB),"
-        f" torch {facts['torch']}, CUDA {facts['cuda']}, python {facts['python']},"
+        f"{facts['device']} ({facts['compute_capability']}, {memory}),"
+        f" {facts['cpu']}, torch {facts['torch']}, CUDA {facts['cuda']}, python {facts['python']},"
         f" {facts['date']}: {facts['command']}"
     )
 

@@ -7,6 +7,7 @@ out of a window of micro-batches and waits for nothing; `read` asks for its loss
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -290,3 +291,15 @@ def compiler_is_missing() -> str:
     if has_triton():
         return ""
     return "torch.compile needs Triton for a CUDA device, and there is none that fits"
+
+
+@functools.cache
+def compiler_fails(device: torch.device) -> str:
+    """Why nothing can be compiled although Triton is there; empty if it can."""
+    try:
+        compiled = torch.compile(lambda x: x * 2 + 1)
+        compiled(torch.ones(8, device=device))
+    except Exception as error:  # of any layer of the compiler, a missing C compiler included
+        lines = str(error).strip().splitlines() or [""]
+        return f"torch.compile fails here: {type(error).__name__}: {lines[0]}"
+    return ""
