@@ -61,6 +61,15 @@ class Case:
     needs_s: float = 0.0
 
 
+def absent(section: str, name: str, reason: str) -> Case:
+    """A case that says why it cannot be measured here."""
+
+    def leave_out() -> Measured:
+        raise LeftOut(reason)
+
+    return Case(section, name, leave_out)
+
+
 class Budget:
     """Minutes for the whole run.
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 import halfstep as hs
-from benchmarks.gpu_bench.cases import Case, LeftOut, Measured
+from benchmarks.gpu_bench.cases import Case, Measured, absent
 from benchmarks.gpu_bench.device_time import (
     WARM_UP,
     kernels_of,
@@ -34,7 +34,7 @@ STEPS = 3  # whose waits are counted
 
 def kernel_cases(setup: Setup) -> Iterator[Case]:
     if reason := profiler_is_missing(setup.device):
-        yield Case("kernels", "all", partial(_leave_out, reason))
+        yield absent("kernels", "all", reason)
         return
     for format_name in ("bf16", "fp16"):
         for workload in setup.training:
@@ -44,10 +44,6 @@ def kernel_cases(setup: Setup) -> Iterator[Case]:
 
 def wait_cases(setup: Setup) -> Iterator[Case]:
     yield Case("waits", "of the host, per step", partial(count_waits, setup.device))
-
-
-def _leave_out(reason: str) -> Measured:
-    raise LeftOut(reason)
 
 
 def count_kernels(setup: Setup, workload: Workload, format_name: str) -> Measured:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.gpu_bench.cases import Case, LeftOut, Measured, Row
+from benchmarks.gpu_bench.cases import Case, LeftOut, Measured, Row, absent
 from benchmarks.gpu_bench.device_time import (
     WARM_UP,
     interleaved,
@@ -71,11 +71,11 @@ class Round(NamedTuple):
 def training_cases(setup: Setup) -> Iterator[Case]:
     """In order of value: eager before compiled, windows of 1 before windows of 4."""
     if reason := accelerate_is_missing():
-        yield Case("training", "accelerate", partial(_leave_out, reason))
+        yield absent("training", "accelerate", reason)
     yield from _in_eager(setup, window=1)
     reason = compiler_is_missing()
     if reason:
-        yield Case("training", "compiled", partial(_leave_out, reason))
+        yield absent("training", "compiled", reason)
     else:
         yield from _compiled(setup, window=1)
     yield from _in_eager(setup, window=4)
@@ -110,10 +110,6 @@ def _case(setup: Setup, training: Training, seconds: float) -> Case:
 
 def _needs(setup: Setup, seconds: float) -> float:
     return 0.0 if setup.is_tiny else seconds
-
-
-def _leave_out(reason: str) -> Measured:
-    raise LeftOut(reason)
 
 
 def measure_training(
