@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -46,8 +47,7 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Case]]] = {
 
 def cases_for(setup: Setup, only: Sequence[str] | None) -> list[Case]:
     """Cases of the chosen sections, in order of value."""
-    chosen = [name for name in SECTIONS if not only or name in only]
-    cases = list(chain.from_iterable(SECTIONS[name](setup) for name in chosen))
+    cases = list(chain.from_iterable(SECTIONS[name](setup) for name in only or SECTIONS))
     return sorted(cases, key=_rank)
 
 
@@ -67,8 +67,10 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, nothing written")
     parser.add_argument("--out", type=Path, help="folder for the results; writes them always")
     options = parser.parse_args(arguments)
-    if not options.minutes > 0:
-        parser.error(f"--minutes must be positive, got {options.minutes:g}")
+    if not 0 < options.minutes < math.inf:
+        parser.error(f"--minutes must be positive and finite, got {options.minutes:g}")
+    if options.only:
+        options.only = [name for name in SECTIONS if name in options.only]
     return options
 
 
@@ -88,7 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder: Path | None = options.out
     if folder is None and not (options.quick or options.tiny):
         folder = RESULTS
-    report = Report(facts_of(device, command, options.minutes), folder)
+    try:
+        report = Report(facts_of(device, command, options.minutes), folder, options.only)
+    except OSError as error:
+        print(f"cannot write results to {folder}: {error.strerror}.", file=sys.stderr)
+        return 2
     print(facts_as_text(report.facts))
     setup = setup_for(device, is_tiny=options.tiny, is_quick=options.quick)
 

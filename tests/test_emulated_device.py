@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emulated import Counts, emulated_device, inner, on_device
+from emulated import Counts, DeviceTensor, emulated_device, inner, on_device
 
 
 @pytest.fixture
@@ -257,6 +257,15 @@ def adam(**changes: Any) -> None:
 def test_fused_kernel_takes_what_cuda_takes(counts: Counts) -> None:
     adam(found_inf=on_device(torch.zeros(())), lr=on_device(torch.tensor(0.1)))
     assert [kernel.get("grad_scale") for kernel in counts.kernels] == [None]
+
+
+def test_fused_kernel_compares_no_stride_of_a_single_element(counts: Counts) -> None:
+    # oracle: _check_tensors_share_sizes_and_strides of ForeachUtils.h
+    row = torch.ones(1, 2)
+    assert row.as_strided((1, 2), (7, 1)).stride() != row.stride()
+    others = {name: [on_device(row)] for name in ("params", "means", "squares")}
+    adam(**others, grads=[DeviceTensor(row.as_strided((1, 2), (7, 1)))])
+    assert len(counts.kernels) == 1
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,9 @@ def test_without_cuda_it_is_one_sentence_and_exit_code_2() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--minutes", "0"], "--minutes must be positive, got 0"),
-        (["--minutes", "nan"], "--minutes must be positive, got nan"),
+        (["--minutes", "0"], "--minutes must be positive and finite, got 0"),
+        (["--minutes", "nan"], "--minutes must be positive and finite, got nan"),
+        (["--minutes", "inf"], "--minutes must be positive and finite, got inf"),
         (["--only", "speed"], "invalid choice: 'speed'"),
     ],
 )
@@ -207,3 +208,28 @@ def test_bad_option_is_one_sentence_and_exit_code_2(
         gpu.main(arguments)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_folder_that_cannot_be_written_is_one_sentence_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with emulated_device():
+        assert gpu.main(["--tiny", "--out", str(tmp_path / "file" / "below")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == f"cannot write results to {tmp_path / 'file' / 'below'}: Not a directory.\n"
+
+
+@needs_cpu_build
+def test_run_of_one_section_leaves_the_files_of_the_whole(tmp_path: Path) -> None:
+    whole = tmp_path / "2026-12-01-gpu-emulated-device.json"
+    whole.write_text("{}")
+    with emulated_device():
+        arguments = ["--tiny", "--only", "norm", "--only", "update", "--out", str(tmp_path)]
+        assert gpu.main(arguments) == 0
+    assert whole.read_text() == "{}"
+    (new,) = set(tmp_path.glob("*.json")) - {whole}
+    assert new.name.endswith("-gpu-emulated-device-update-norm.json")
+    sections = [entry["section"] for entry in json.loads(new.read_text())["cases"]]
+    assert list(dict.fromkeys(sections)) == ["update", "norm"]

@@ -25,16 +25,24 @@ class Report:
     Args:
         facts: What the figures depend on; ``date`` and ``device`` name the files.
         folder: Where the files go; ``None`` writes nothing.
+        sections: What alone is measured; a part does not replace the files of the whole.
+
+    Raises:
+        OSError: The files cannot be written, found out before anything is measured.
     """
 
-    def __init__(self, facts: Row, folder: Path | None) -> None:
+    def __init__(
+        self, facts: Row, folder: Path | None, sections: Sequence[str] | None = None
+    ) -> None:
         self.facts = facts
         self.entries: list[Row] = []
         self.path: Path | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             slug = re.sub(r"[^a-z0-9]+", "-", str(facts["device"]).lower()).strip("-")
-            self.path = folder / f"{facts['date']}-gpu-{slug}.json"
+            part = "".join(f"-{section}" for section in sections or ())
+            self.path = folder / f"{facts['date']}-gpu-{slug}{part}.json"
+            self._write()
 
     def add(self, entry: Row) -> None:
         """Note what became of a case."""
