@@ -143,7 +143,7 @@ def test_device_time_is_known_exactly_where_the_update_does_not_wait(run: Run) -
         "after the backward, ResNet-50",
     ]
     for entry in entries.values():
-        unknown = {name for name, row in entry["rows"].items() if row["device_ms"] is None}
+        unknown = {name for name, row in entry["rows"].items() if row["device_us"] is None}
         waiting = {"stock, average bf16", "stock fp16, foreach", "halfstep fp16, foreach"}
         assert unknown == waiting
     assert "halfstep, rollback bf16" in entries["after the backward, ResNet-50"]["rows"]

@@ -184,6 +184,25 @@ def test_ratio_is_taken_to_the_stock_loop_that_does_the_same(way: str, other: st
 # --------------------------------------------------------------------------------- the measures
 
 
+def test_row_of_an_update_compares_within_rounds_and_drops_those_without_a_time() -> None:
+    # by hand: milliseconds in rounds of which the machine was ten times slower in the second
+    Times = device_time.Times
+    times = {
+        "bare bf16": [Times(1, 2, 1.0), Times(10, 20, 10.0), Times(1, 2, 1.0)],
+        "stock bf16": [Times(2, 4, 2.0), Times(20, 40, 20.0), Times(2, 4, None)],
+        "halfstep bf16": [Times(1, 3, 1.5), Times(10, 30, 15.0), Times(1, 3, 1.5)],
+    }
+    row = updates.row_of("halfstep bf16", times)
+    assert row["against"] == "stock bf16"
+    assert row["device_ratio_to_bare"] == [1.5, 1.5, 1.5]
+    assert row["device_ratio"] == [0.75, 0.75, 0.75]
+    assert row["wall_ratio"] == [0.75, 0.75, 0.75]
+    assert row["device_us"][1] == 1500.0
+    assert row["host_us"][1] == 1000.0
+    times["stock bf16"] = [Times(1, 1, None)] * 3
+    assert updates.row_of("halfstep bf16", times)["device_ratio"] is None
+
+
 def test_device_time_is_unknown_where_the_call_waits(counts: Counts) -> None:
     stopwatch = device_time.Stopwatch(DEVICE)
     value = torch.ones((), device=DEVICE)

@@ -111,7 +111,7 @@ def measure_updates(setup: Setup, workload: Workload) -> Measured:
 def row_of(name: str, times: dict[str, list[Times]]) -> Row:
     """Quartiles of a way: its times, and its device time over others' in the same round."""
     row: Row = {
-        f"{field}_ms": milliseconds(times[name], field) for field in ("host", "wall", "device")
+        f"{field}_us": microseconds(times[name], field) for field in ("host", "wall", "device")
     }
     row["device_ratio_to_bare"] = over(times[name], times["bare bf16"])
     other = AGAINST.get(name)
@@ -130,9 +130,9 @@ def over(
     return quartiles(*map(list, zip(*pairs, strict=True))) if len(pairs) > 1 else None
 
 
-def milliseconds(some: Sequence[Times], field: str) -> list[float] | None:
+def microseconds(some: Sequence[Times], field: str) -> list[float] | None:
     """Quartiles of the times themselves."""
-    return over(some, [Times(1.0, 1.0, 1.0)] * len(some), field)
+    return over(some, [Times(1e-3, 1e-3, 1e-3)] * len(some), field)
 
 
 def foreach_norm(gradients: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -155,7 +155,7 @@ def measure_norms(setup: Setup) -> Measured:
         times = interleaved(ways, setup.rounds_of_updates())
         row: Row = {}
         for name, dtype in dtypes.items():
-            row[f"{name}_device_ms"] = milliseconds(times[name], "device")
+            row[f"{name}_device_us"] = microseconds(times[name], "device")
             error = abs(float(foreach_norm(gradients, dtype)) / exact - 1) / EPS
             row[f"{name}_error_eps"] = round(error, 3)
         row["float64_over_float32"] = over(times["float64"], times["float32"])
