@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from accelerate_state import fresh_accelerate
 from benchmarks import gpu
-from benchmarks.gpu_bench.setup import accelerate_is_missing
 from emulated import emulated_device
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,22 +39,16 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    """Accelerate keeps its settings in the process and adds a warning filter."""
-    with warnings.catch_warnings():
+def fresh_state() -> Iterator[None]:
+    with fresh_accelerate():
         yield
-    if not accelerate_is_missing():
-        from accelerate.state import AcceleratorState, GradientState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("gpu")
     printed: list[str] = []
-    with pytest.MonkeyPatch.context() as patch, emulated_device():
+    with pytest.MonkeyPatch.context() as patch, fresh_accelerate(), emulated_device():
         patch.setattr("builtins.print", lambda *parts, **_: printed.append(" ".join(parts)))
         code = gpu.main(["--tiny", "--out", str(folder)])
     (data,) = folder.glob("*.json")

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from accelerate_state import fresh_accelerate
 from benchmarks import gpu
 from benchmarks.gpu_bench import device_time, gpt2, resnet50, trainers, training, updates
 from benchmarks.gpu_bench.cases import LeftOut
-from benchmarks.gpu_bench.setup import Setup, setup_for, tiny_workloads
+from benchmarks.gpu_bench.setup import Setup, accelerate_fails, setup_for, tiny_workloads
 from benchmarks.gpu_bench.trainers import (
     INIT_SCALE,
     DropIn,
@@ -36,7 +37,7 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture
 def counts() -> Iterator[Counts]:
-    with emulated_device() as found:
+    with fresh_accelerate(), emulated_device() as found:
         yield found
 
 
@@ -273,11 +274,34 @@ def test_without_accelerate_its_place_says_so(tiny: Setup, monkeypatch: pytest.M
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "accelerate" else find(name)
     )
-    case = next(each for each in gpu.cases_for(tiny, ["training"]) if each.name == "accelerate")
-    with pytest.raises(LeftOut, match=r"not installed \(pip install accelerate\)"):
-        case.run()
-    _, images = tiny_workloads()
-    assert "accelerate fp16" not in updates.trainers_for(images, DEVICE)
+    assert reason_without_accelerate(tiny) == (
+        "Accelerate is not installed (pip install accelerate)"
+    )
+
+
+def test_accelerate_that_fails_takes_nothing_with_it(
+    tiny: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Trainer, window: Sequence[Batch]) -> None:
+        raise TypeError("unexpected keyword\nmore")
+
+    monkeypatch.setattr(trainers.Accelerate, "step", fails)
+    assert reason_without_accelerate(tiny) == (
+        "Accelerate fails here: TypeError: unexpected keyword"
+    )
+
+
+def reason_without_accelerate(setup: Setup) -> str:
+    accelerate_fails.cache_clear()
+    try:
+        case = next(c for c in gpu.cases_for(setup, ["training"]) if c.name == "accelerate")
+        with pytest.raises(LeftOut) as left:
+            case.run()
+        _, images = tiny_workloads()
+        assert "accelerate fp16" not in updates.trainers_for(images, DEVICE)
+        return str(left.value)
+    finally:
+        accelerate_fails.cache_clear()
 
 
 def test_compiled_cases_come_where_triton_is(tiny: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

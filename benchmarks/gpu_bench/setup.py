@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from benchmarks.gpu_bench import gpt2, resnet50
 from benchmarks.gpu_bench.device_time import Rounds, Stopwatch
-from benchmarks.gpu_bench.trainers import Accelerate, Trainer, accelerate_is_missing
+from benchmarks.gpu_bench.trainers import DTYPES, Accelerate, Trainer
 from benchmarks.gpu_bench.workloads import Workload, adamw, gpt2_workload, resnet_workload
 
 
@@ -85,8 +86,28 @@ def tiny_workloads() -> tuple[Workload, Workload]:
 
 
 def with_accelerate(*trainers: type[Trainer]) -> tuple[type[Trainer], ...]:
-    """Those, and Accelerate where it is installed."""
-    return trainers if accelerate_is_missing() else (*trainers, Accelerate)
+    """Those, and Accelerate where it works."""
+    return trainers if accelerate_fails() else (*trainers, Accelerate)
+
+
+@functools.cache
+def accelerate_fails() -> str:
+    """Why Accelerate is not measured; empty if it is.
+
+    It is tried once: a version that does not go with this torch must not take the figures of the
+    others with it.
+    """
+    if importlib.util.find_spec("accelerate") is None:
+        return "Accelerate is not installed (pip install accelerate)"
+    language, _ = tiny_workloads()
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        for format_name in DTYPES:
+            Accelerate(language, format_name, device).step([language.batch(1, device)])
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return f"Accelerate fails here: {type(error).__name__}: {lines[0]}"
+    return ""
 
 
 def release() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -275,13 +274,6 @@ class Accelerate(Trainer):
     def loss_scale(self) -> float | None:
         scaler = self.accelerator.scaler
         return None if scaler is None else float(scaler.get_scale())
-
-
-def accelerate_is_missing() -> str:
-    """Why Accelerate is not measured; empty if it is."""
-    if importlib.util.find_spec("accelerate") is None:
-        return "Accelerate is not installed (pip install accelerate)"
-    return ""
 
 
 def compiler_is_missing() -> str:

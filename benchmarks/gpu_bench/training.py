@@ -23,7 +23,7 @@ from benchmarks.gpu_bench.device_time import (
     kernels_of,
     profiler_is_missing,
 )
-from benchmarks.gpu_bench.setup import Setup, release, with_accelerate
+from benchmarks.gpu_bench.setup import Setup, accelerate_fails, release, with_accelerate
 from benchmarks.gpu_bench.trainers import (
     DropIn,
     DropInWithClip,
@@ -33,7 +33,6 @@ from benchmarks.gpu_bench.trainers import (
     Stock,
     StockWithAverage,
     Trainer,
-    accelerate_is_missing,
     compiler_fails,
     compiler_is_missing,
 )
@@ -70,7 +69,7 @@ class Round(NamedTuple):
 
 def training_cases(setup: Setup) -> Iterator[Case]:
     """In order of value: eager before compiled, windows of 1 before windows of 4."""
-    if reason := accelerate_is_missing():
+    if reason := accelerate_fails():
         yield absent("training", "accelerate", reason)
     yield from _in_eager(setup, window=1)
     reason = compiler_is_missing()

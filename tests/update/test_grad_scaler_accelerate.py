@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import halfstep as hs
+from accelerate_state import fresh_accelerate
 from snapshots import differences, snapshot
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate")
@@ -26,15 +26,8 @@ RUN = [(1.0, 2.0**10), (math.inf, 2.0**10), (1.0, 2.0**9), (1.0, 2.0**9)]  # fac
 
 @pytest.fixture(autouse=True)
 def fresh_state() -> Iterator[None]:
-    """Accelerate keeps its settings in process-wide singletons and adds a warning filter."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    with warnings.catch_warnings():
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+    with fresh_accelerate():
         yield
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
 
 
 class Training:
