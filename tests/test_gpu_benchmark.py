@@ -95,9 +95,9 @@ def test_both_files_say_what_was_printed_and_where_it_was_measured(run: Run) -> 
 def test_no_fused_step_of_halfstep_waits_and_torchs_average_does(run: Run) -> None:
     (entry,) = run.entries("waits").values()
     waits = {name: row["waits"] for name, row in entry["rows"].items()}
-    assert waits.pop("stock, average fp16, window of 1") > 0  # it asks for its count
+    assert waits.pop("stock, average ResNet-50 fp16, window of 1") > 0  # it asks for its count
     assert {name: count for name, count in waits.items() if count} == {}
-    assert {"halfstep fp16, window of 4", "drop-in fp16, window of 1"} <= waits.keys()
+    assert {"halfstep GPT-2 fp16, window of 4", "halfstep with LossSum"} <= waits.keys()
 
 
 @needs_cpu_build

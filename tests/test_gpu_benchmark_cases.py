@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import gpu
 from benchmarks.gpu_bench.cases import Budget, Case, LeftOut, Measured, OutOfTime, run_cases
 from benchmarks.gpu_bench.device_time import Rounds, interleaved, sort_work
 from benchmarks.gpu_bench.own_tests import read_summary
@@ -270,3 +272,12 @@ def test_every_name_of_torch_cuda_that_is_used_is_one() -> None:
                 used.add(node.attr)
     assert {"Event", "_sleep", "max_memory_allocated", "set_sync_debug_mode"} <= used
     assert [name for name in sorted(used) if not hasattr(torch.cuda, name)] == []
+
+
+def test_sections_that_the_documentation_names_are_those_that_there_are() -> None:
+    folder = Path(__file__).parents[1] / "docs"
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md")))
+    named = set(re.findall(r"--only (\w+)", text))
+    assert named <= set(gpu.SECTIONS)
+    _, _, page = (folder / "performance.md").read_text(encoding="utf-8").partition("## On a GPU")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(gpu.SECTIONS)
