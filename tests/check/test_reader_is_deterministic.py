@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_field_depth import DEEP, MEASURE
 
-from halfstep.check.values import Optimizer, Scaler, Schedule, Value
+from halfstep.check.values.kinds import Optimizer, Scaler, Schedule, Value
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from halfstep.check.checklist import evidence
-from halfstep.check.documents import Piece, open_document
-from halfstep.check.files import Unreadable, read_bytes
-from halfstep.check.module import GATE, Module
-from halfstep.check.project import Project
-from halfstep.check.raw import Raw
-from halfstep.check.reports import FileReport
-from halfstep.check.view import View
+from halfstep.check.documents.document import Piece, open_document
+from halfstep.check.documents.files import Unreadable, read_bytes
+from halfstep.check.output.checklist import evidence
+from halfstep.check.output.raw import Raw
+from halfstep.check.output.reports import FileReport
+from halfstep.check.output.view import View
+from halfstep.check.source.module import GATE, Module
+from halfstep.check.source.project import Project
 from halfstep.rules.judge import finding_of, hits_of
 from halfstep.rules.rule import Edit, OrderRule, Rule, SourceRule
 
@@ -129,7 +129,7 @@ def _rank(raw: Raw) -> int:
 def _of_source(module: Module, rules: list[type[SourceRule]]) -> Iterator[Raw]:
     if not rules:
         return
-    from halfstep.check.facts import Facts
+    from halfstep.check.source.facts import Facts
 
     facts = Facts(module)
     for rule in rules:
@@ -141,7 +141,7 @@ def _of_source(module: Module, rules: list[type[SourceRule]]) -> Iterator[Raw]:
 def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) -> Iterator[Raw]:
     if not rules or not GATE.search(module.text):
         return
-    from halfstep.check.read import read  # the reader is half of the package
+    from halfstep.check.interpreter.read import read  # the reader is half of the package
 
     seen = set()
     for events in read(module, project):
@@ -154,7 +154,7 @@ def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) ->
             finding = finding_of(rule, hit)
             edits: tuple[Edit, ...] = ()
             if rule.fixes and finding.path == module.path:
-                from halfstep.check.repairs import repair
+                from halfstep.check.repair.repairs import repair
 
                 edits = repair(finding, hit.edits, module)
             end = hit.where.end_line, hit.where.end_column

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from halfstep.check.files import Unreadable, read_bytes, source_files
-from halfstep.check.module import GATE
-from halfstep.check.reports import FileReport, Report
+from halfstep.check.documents.files import Unreadable, read_bytes, source_files
+from halfstep.check.output.reports import FileReport, Report
 from halfstep.check.settings import Settings
+from halfstep.check.source.module import GATE
 from halfstep.rules.registry import names
 
 if TYPE_CHECKING:
-    from halfstep.check.project import Project
+    from halfstep.check.source.project import Project
     from halfstep.records.finding import Finding
     from halfstep.rules.rule import Rule
 
@@ -97,7 +97,7 @@ def check_text(
     Raises:
         Unreadable: It is not Python.
     """
-    from halfstep.check.documents import Piece
+    from halfstep.check.documents.document import Piece
     from halfstep.check.inspect import inspect_piece
 
     report, part = Report(), FileReport()

@@ -1,0 +1,168 @@
+"""Conditions of the interpreter: known, asked once per path, or a test for a skipped step."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from halfstep.check.source.inventory import last_name
+from halfstep.check.source.shapes import flushes
+from halfstep.check.values.counting import Modulo
+from halfstep.check.values.kinds import NOBODY, Const, ScaleRead, SkipTest, Unknown, Value
+from halfstep.check.values.objects import Scope
+from halfstep.rules import events as e
+
+if TYPE_CHECKING:
+    from halfstep.check.interpreter.machine import Machine
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.eq,
+    ast.IsNot: operator.ne,
+}
+_FINITE = frozenset(["isfinite", "isinf", "isnan", "found_inf"])
+
+
+class Conditions:
+    """Evaluates conditions for a `Machine`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.asked = 0  # how often the path had to choose
+        self._seen: set[ast.expr] = set()
+
+    def either(self, node: ast.BoolOp, scope: Scope) -> Value:
+        """The value of ``and`` and ``or``."""
+        stop = isinstance(node.op, ast.Or)
+        seen: list[Value] = []
+        for part in node.values:
+            value = self.plain(self._machine.expressions.evaluate(part, scope))
+            if isinstance(value, SkipTest):
+                return value
+            if value.truth is None and (last := self._flushes(node, part)) is not None:
+                value = Const(last)
+            if isinstance(value, Const) and value.value is stop:
+                return value  # whatever came before it
+            if value.truth is stop:
+                return value if not seen else self._joined(node, [*seen, value])
+            if value.truth is None:
+                seen.append(value)
+        return self._joined(node, seen) if seen else Const(not stop)
+
+    def _joined(self, node: ast.BoolOp, parts: list[Value]) -> Value:
+        if len(parts) == 1:
+            return parts[0]
+        models = NOBODY.union(*(p.models for p in parts))
+        return Unknown((type(node.op).__name__, *(p.key for p in parts)), "", models)
+
+    def compare(self, node: ast.Compare, scope: Scope) -> Value:
+        """The value of a comparison."""
+        sides = [
+            self._machine.expressions.evaluate(side, scope)
+            for side in (node.left, *node.comparators)
+        ]
+        tests = [side for side in sides if isinstance(side, SkipTest)]
+        if tests:  # whether it found anything
+            return tests[0]
+        reads = [side for side in sides if isinstance(side, ScaleRead)]
+        if reads:
+            name = type(node.ops[0]).__name__
+            scales = len(reads) == len(sides) == 2
+            return SkipTest(reads[0].scaler, name, self._machine.num_steps, scales)
+        if len(sides) != 2:
+            return Unknown(("compare", *(side.key for side in sides)))
+        for counted, limit in ((0, 1), (1, 0)):  # every window is read as two micro-batches
+            written = (node.left, *node.comparators)[counted]
+            if self._machine.loops.fills_window(written, sides[counted], sides[limit]):
+                sides[limit] = Const(2)
+        value = self._compare_two(node.ops[0], *sides)
+        if value.truth is None and self._machine.loops.is_past(node, *sides):
+            return Const(False)
+        return value
+
+    def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
+        known = self._machine.loops.lengths.compared(op, left, right)
+        if known is not None:
+            return known
+        if isinstance(left, Const) and isinstance(right, Const):
+            try:
+                return Const(_COMPARISONS[type(op)](left.value, right.value))
+            except (KeyError, TypeError):
+                return self._machine.unknown()
+        if isinstance(right, Const) and right.value is None and left.truth is not None:
+            return Const(isinstance(op, (ast.IsNot, ast.NotEq)))
+        key = (left.key, right.key)
+        if isinstance(op, (ast.NotEq, ast.IsNot, ast.NotIn)):
+            return Unknown(("not", ("equal", *key)))
+        equal = isinstance(op, (ast.Eq, ast.Is, ast.In))
+        return Unknown(("equal", *key) if equal else (type(op).__name__, *key))
+
+    def plain(self, value: Value) -> Value:
+        """`value` as a condition: a remainder holds where there is one."""
+        if not isinstance(value, Modulo):
+            return value
+        return self._compare_two(ast.NotEq(), value, Const(0))
+
+    def holds(self, node: ast.expr, scope: Scope, main: bool = True, acts: bool = True) -> bool:
+        """Which way the path goes at `node`; `acts` says that something can happen in a branch."""
+        module = self._machine.module
+        assert module is not None
+        if module.once("finite", node, lambda: _asks_finite(node)):
+            self._machine.finite_known = True
+        first = node not in self._seen
+        self._seen.add(node)
+        return self._decide(node, scope, main, acts and first)
+
+    def _decide(self, node: ast.expr, scope: Scope, main: bool, acts: bool) -> bool:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self._decide(node.operand, scope, not main, acts)
+        if isinstance(node, ast.BoolOp):
+            stop = isinstance(node.op, ast.Or)
+            stopped = any(self._part(node, p, scope, main, acts) is stop for p in node.values)
+            return stop if stopped else not stop
+        value = self.plain(self._machine.expressions.evaluate(node, scope))
+        if isinstance(value, SkipTest) and self._machine.skips.speaks_of_last_step(value):
+            self._machine.tests_seen += 1
+            facts = {"operator": value.operator, "scales": value.scales}
+            scaler = value.scaler.id if value.scaler else None
+            self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
+        if value.truth is not None:
+            return value.truth
+        return self._ask(value.key, main, acts)
+
+    def _part(
+        self, whole: ast.BoolOp, node: ast.expr, scope: Scope, main: bool, acts: bool
+    ) -> bool:
+        last = self._flushes(whole, node)
+        if last is None:
+            return self._decide(node, scope, main, acts)
+        truth = self.plain(self._machine.expressions.evaluate(node, scope)).truth
+        return last if truth is None else truth
+
+    def _flushes(self, whole: ast.BoolOp, part: ast.expr) -> bool | None:
+        """``(i + 1) % 4 == 0 or SOMETHING OF THE BATCH``: whether the last round is run.
+
+        What is asked of a batch beside the count of batches is whether it is the last one.
+        """
+        module = self._machine.module
+        assert module is not None
+        if module.once("flush", part, lambda: flushes(whole, part)):
+            return self._machine.loops.is_last(part)
+        return None
+
+    def _ask(self, key: Hashable, main: bool, acts: bool) -> bool:
+        if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
+            return not self._ask(key[1], not main, acts)
+        self.asked += 1
+        return self._machine.path.decide(key, main, acts)
+
+
+def _asks_finite(node: ast.expr) -> bool:
+    return any(last_name(n) in _FINITE for n in ast.walk(node))

@@ -1,0 +1,119 @@
+"""Operators of the interpreter: arithmetic, negation, and the choice between two values."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from halfstep.check.source.shapes import window_begin
+from halfstep.check.torch_models.carried import combined
+from halfstep.check.values.counting import Counter, Modulo, Sum, added, is_whole
+from halfstep.check.values.kinds import (
+    Const,
+    Params,
+    Scaled,
+    ScaleRead,
+    Sequence,
+    SkipTest,
+    Unknown,
+    Value,
+)
+from halfstep.check.values.objects import Scope
+
+if TYPE_CHECKING:
+    from halfstep.check.interpreter.expressions import Expressions
+    from halfstep.check.interpreter.machine import Machine
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+
+
+class Operators:
+    """Evaluates operators for `Expressions`."""
+
+    def __init__(self, machine: Machine, expressions: Expressions) -> None:
+        self._machine = machine
+        self._evaluate = expressions.evaluate
+        self._count = expressions.count
+        self._conditions = machine.conditions
+        self._combined: dict[Hashable, Hashable] = {}
+
+    def binary(self, node: ast.BinOp, scope: Scope) -> Value:
+        """``left + right`` and its kin."""
+        counted = window_begin(node)
+        if counted is not None and isinstance(i := self._evaluate(counted, scope), Counter):
+            return Counter(i.value - i.value % 2, i.loop, i.shift - i.value % 2)
+        left, right = self._evaluate(node.left, scope), self._evaluate(node.right, scope)
+        if isinstance(node.op, ast.Mod) and (isinstance(left, Sum) or is_whole(left)):
+            return Modulo(left, right)
+        if isinstance(left, Const) and isinstance(right, Const):
+            return self._folded(node.op, left, right)
+        for side in (left, right):
+            if isinstance(node.op, ast.BitAnd) and isinstance(side, Const) and side.value is False:
+                return side
+            if isinstance(side, Scaled):
+                return Scaled(side.scaler, left.models | right.models)
+            if isinstance(side, ScaleRead):
+                turned = isinstance(node.op, ast.Div) and side is right
+                return ScaleRead(side.scaler, side.inverse is not turned)
+        made: Value | None = combined(node.op, left, right)
+        made = made or self._machine.clips.of_operator(node.op, left, right)
+        if made is not None:
+            return made
+        if isinstance(node.op, ast.Add) and isinstance(left, (Sequence, Params)):
+            return Sequence([left, right])
+        pair = (type(node.op), left.key, right.key)
+        if pair not in self._combined:  # the same operation on the same values is the same
+            self._combined[pair] = ("new", self._count())
+        key = self._combined[pair]
+        return added(node.op, left, right, key) or Unknown(key, "", left.models | right.models)
+
+    def _folded(self, op: ast.operator, left: Const, right: Const) -> Value:
+        try:
+            value = _ARITHMETIC[type(op)](left.value, right.value)
+        except (KeyError, TypeError, ValueError, ArithmeticError):
+            return self._machine.unknown()
+        if isinstance(left, Counter) and isinstance(op, (ast.Add, ast.Sub)) and type(value) is int:
+            return Counter(value, left.loop, left.shift + value - left.value)
+        if isinstance(right, Counter) and isinstance(op, ast.Add) and type(value) is int:
+            return Counter(value, right.loop, right.shift + value - right.value)
+        return Const(value)
+
+    def unary(self, node: ast.UnaryOp, scope: Scope) -> Value:
+        """``not operand``, ``-operand``."""
+        value = self._evaluate(node.operand, scope)
+        if isinstance(node.op, ast.Not):
+            value = self._conditions.plain(value)
+            if isinstance(value, SkipTest):
+                return value.denied()
+            truth = value.truth
+            return Const(not truth) if truth is not None else Unknown(("not", value.key))
+        if isinstance(node.op, ast.USub) and isinstance(value, Const):
+            return self._folded(ast.Sub(), Const(0), value)
+        return value
+
+    def choice(self, node: ast.IfExp, scope: Scope) -> Value:
+        """``body if test else orelse``."""
+        module = self._machine.module
+        assert module is not None
+        constant = any(isinstance(n, ast.Constant) for n in (node.body, node.orelse))
+        if not (constant or module.relevant(node.body) or module.relevant(node.orelse)):
+            return self._evaluate(node.body, scope)
+        asked = self._conditions.asked
+        acts = module.acts(node.body) or module.acts(node.orelse)
+        chosen = node.body if self._conditions.holds(node.test, scope, True, acts) else node.orelse
+        self._machine.chosen += (chose := self._conditions.asked > asked)
+        try:
+            value = self._evaluate(chosen, scope)
+        finally:
+            self._machine.chosen -= chose
+        if chose and isinstance(value, Unknown) and value.name == "no_sync":
+            return self._machine.unknown()
+        return value
