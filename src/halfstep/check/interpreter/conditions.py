@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from halfstep.check.source.inventory import last_name
 from halfstep.check.source.shapes import flushes
-from halfstep.check.values.counting import Modulo
-from halfstep.check.values.kinds import NOBODY, Const, ScaleRead, SkipTest, Unknown, Value
+from halfstep.check.torch_models.scales import ScaleRead, SkipTest
+from halfstep.check.values.base import NOBODY, Const, Unknown, Value
+from halfstep.check.values.numbers import Modulo
 from halfstep.check.values.objects import Scope
 from halfstep.rules import events as e
 
@@ -35,7 +36,6 @@ class Conditions:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self.asked = 0  # how often the path had to choose
         self._seen: set[ast.expr] = set()
 
     def either(self, node: ast.BoolOp, scope: Scope) -> Value:
@@ -43,7 +43,7 @@ class Conditions:
         stop = isinstance(node.op, ast.Or)
         seen: list[Value] = []
         for part in node.values:
-            value = self.plain(self._machine.expressions.evaluate(part, scope))
+            value = self.plain(self._machine.evaluate(part, scope))
             if isinstance(value, SkipTest):
                 return value
             if value.truth is None and (last := self._flushes(node, part)) is not None:
@@ -64,10 +64,7 @@ class Conditions:
 
     def compare(self, node: ast.Compare, scope: Scope) -> Value:
         """The value of a comparison."""
-        sides = [
-            self._machine.expressions.evaluate(side, scope)
-            for side in (node.left, *node.comparators)
-        ]
+        sides = [self._machine.evaluate(side, scope) for side in (node.left, *node.comparators)]
         tests = [side for side in sides if isinstance(side, SkipTest)]
         if tests:  # whether it found anything
             return tests[0]
@@ -75,7 +72,7 @@ class Conditions:
         if reads:
             name = type(node.ops[0]).__name__
             scales = len(reads) == len(sides) == 2
-            return SkipTest(reads[0].scaler, name, self._machine.num_steps, scales)
+            return SkipTest(reads[0].scaler, name, self._machine.state.num_steps, scales)
         if len(sides) != 2:
             return Unknown(("compare", *(side.key for side in sides)))
         for counted, limit in ((0, 1), (1, 0)):  # every window is read as two micro-batches
@@ -88,7 +85,7 @@ class Conditions:
         return value
 
     def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
-        known = self._machine.loops.lengths.compared(op, left, right)
+        known = self._machine.rounds.compared(op, left, right)
         if known is not None:
             return known
         if isinstance(left, Const) and isinstance(right, Const):
@@ -112,10 +109,9 @@ class Conditions:
 
     def holds(self, node: ast.expr, scope: Scope, main: bool = True, acts: bool = True) -> bool:
         """Which way the path goes at `node`; `acts` says that something can happen in a branch."""
-        module = self._machine.module
-        assert module is not None
+        module = self._machine.state.module
         if module.once("finite", node, lambda: _asks_finite(node)):
-            self._machine.finite_known = True
+            self._machine.state.finite_known = True
         first = node not in self._seen
         self._seen.add(node)
         return self._decide(node, scope, main, acts and first)
@@ -127,12 +123,11 @@ class Conditions:
             stop = isinstance(node.op, ast.Or)
             stopped = any(self._part(node, p, scope, main, acts) is stop for p in node.values)
             return stop if stopped else not stop
-        value = self.plain(self._machine.expressions.evaluate(node, scope))
-        if isinstance(value, SkipTest) and self._machine.skips.speaks_of_last_step(value):
-            self._machine.tests_seen += 1
+        value = self.plain(self._machine.evaluate(node, scope))
+        if isinstance(value, SkipTest) and value.speaks_of_last_step(self._machine):
+            self._machine.state.num_skip_tests += 1
             facts = {"operator": value.operator, "scales": value.scales}
-            scaler = value.scaler.id if value.scaler else None
-            self._machine.emit(e.SKIP_TEST, node, scaler=scaler, facts=facts)
+            self._machine.emit(e.SKIP_TEST, node, scaler=value.scaler, facts=facts)
         if value.truth is not None:
             return value.truth
         return self._ask(value.key, main, acts)
@@ -143,7 +138,7 @@ class Conditions:
         last = self._flushes(whole, node)
         if last is None:
             return self._decide(node, scope, main, acts)
-        truth = self.plain(self._machine.expressions.evaluate(node, scope)).truth
+        truth = self.plain(self._machine.evaluate(node, scope)).truth
         return last if truth is None else truth
 
     def _flushes(self, whole: ast.BoolOp, part: ast.expr) -> bool | None:
@@ -151,8 +146,7 @@ class Conditions:
 
         What is asked of a batch beside the count of batches is whether it is the last one.
         """
-        module = self._machine.module
-        assert module is not None
+        module = self._machine.state.module
         if module.once("flush", part, lambda: flushes(whole, part)):
             return self._machine.loops.is_last(part)
         return None
@@ -160,8 +154,8 @@ class Conditions:
     def _ask(self, key: Hashable, main: bool, acts: bool) -> bool:
         if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
             return not self._ask(key[1], not main, acts)
-        self.asked += 1
-        return self._machine.path.decide(key, main, acts)
+        self._machine.state.num_choices += 1
+        return self._machine.decide(key, main, acts)
 
 
 def _asks_finite(node: ast.expr) -> bool:

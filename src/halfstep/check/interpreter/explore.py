@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
+from halfstep.check.interpreter.ends import PathEnded, Silent
 from halfstep.rules import events as ev
 from halfstep.rules.events import Event
 
@@ -26,18 +27,6 @@ MATTERS = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE, ev.BACKWARD, ev.AUTOCAST_E
 _TRAINS = MATTERS - {ev.AUTOCAST_ENTER}  # no rule over events speaks of autocast alone
 _Turns = tuple[bool, ...]
 _Shown = tuple[Hashable, ...]
-
-
-class PathEnded(Exception):  # noqa: N818 - the normal end of a path that grew too long
-    """The path has run long enough; what it did so far counts."""
-
-
-class Raised(Exception):  # noqa: N818 - of the program that is read
-    """A ``raise`` on its way to a handler."""
-
-
-class Silent(Exception):  # noqa: N818 - not an error either
-    """A framework does the work on this path: nothing can be said about it."""
 
 
 class Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from halfstep.check.interpreter.explore import Raised
+from halfstep.check.interpreter.ends import Raised
 from halfstep.check.source.module import Module
-from halfstep.check.values.kinds import External, Value
+from halfstep.check.values.base import External, Value
 from halfstep.check.values.objects import Deferred, FileScope, ProjectModule, Scope
 
 if TYPE_CHECKING:
@@ -85,16 +85,12 @@ class Imports:
 
     def _run(self, statement: ast.stmt, scope: Scope) -> None:
         machine = self._machine
-        before, no_grad = machine.module, machine.no_grad
-        weak, frame = machine.binding.weak, machine.binding.frame
         events, length = machine.path.events, len(machine.path.events)
-        machine.module, machine.no_grad = scope.module, 0
-        machine.binding.weak = machine.binding.frame = 0
+        changes = {"no_grad": False, "uncertain": 0, "uncertain_at_call": 0}
         try:
-            machine.run([statement], scope)
+            with machine.state.entered(module=scope.module, **changes):
+                machine.run([statement], scope)
         except Raised:
             pass
         finally:
-            machine.module, machine.no_grad = before, no_grad
-            machine.binding.weak, machine.binding.frame = weak, frame
             events[:] = [*events[length:], *events[:length]]  # the import came first

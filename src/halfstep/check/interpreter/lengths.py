@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from halfstep.check.values.counting import Counted, Counter, Modulo, Sum
-from halfstep.check.values.kinds import Const, Sequence, Unknown, Value
+from halfstep.check.values.base import Const, Unknown, Value
+from halfstep.check.values.containers import Sequence
+from halfstep.check.values.numbers import Counted, Counter, Modulo, Sum
 
 if TYPE_CHECKING:
     from halfstep.check.interpreter.loops import Loop, Loops
@@ -81,6 +82,10 @@ class Lengths:
                 loop, shift = self._known[base]
                 return self._loops.total(loop) + shift + offset
         return None
+
+    def is_window(self, node: ast.expr) -> bool:
+        """Whether `node` is a variable that counts the micro-batches of a window, or a list."""
+        return self._loops.is_window(node)
 
     def compared(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
         """The value of a comparison, if it can be told from the rounds of a loop."""

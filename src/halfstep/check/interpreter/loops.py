@@ -8,9 +8,10 @@ length of what it goes through is answered from these rounds, see
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from halfstep.check.interpreter.ends import LoopContinued, LoopLeft
 from halfstep.check.interpreter.lengths import Lengths
 from halfstep.check.source.shapes import (
     LoopNode,
@@ -23,39 +24,13 @@ from halfstep.check.source.shapes import (
     windows,
     windows_of_objects,
 )
-from halfstep.check.values.counting import Counted, Counter, is_whole
-from halfstep.check.values.kinds import (
-    Carried,
-    Const,
-    External,
-    Grad,
-    Mapping,
-    Optimizer,
-    Params,
-    Repeated,
-    Scaler,
-    Schedule,
-    Sequence,
-    SkipTest,
-    Unknown,
-    Value,
-)
-from halfstep.check.values.objects import Instance, Scope
+from halfstep.check.values.base import Const, External, Unknown, Value
+from halfstep.check.values.containers import MAX_ITEMS, Mapping, Sequence
+from halfstep.check.values.numbers import Counted, Counter, is_whole
+from halfstep.check.values.objects import Scope
 
 if TYPE_CHECKING:
     from halfstep.check.interpreter.machine import Machine
-
-
-MAX_ITEMS = 8
-SINGLE = (
-    Params,
-    Grad,
-    Optimizer,
-    Scaler,
-    Schedule,
-    Instance,
-    SkipTest,
-)  # they stand for all of a list
 
 
 class Loop:
@@ -88,16 +63,12 @@ class Loops:
 
     Attributes:
         lengths: What the program asks about them.
-        lines: Of the loops that are being run, outermost first.
-        active: The same loops.
         windows: Variables that count the micro-batches of a window, as they are written.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.lengths = Lengths(self)
-        self.lines: list[int] = []
-        self.active: list[Loop] = []
         self.windows: frozenset[str] = frozenset()
 
     def run(self, node: LoopNode, scope: Scope) -> bool:
@@ -106,7 +77,7 @@ class Loops:
             loop = self._begin(node, None)
             rounds = self._while(node, loop, scope)
         else:
-            over = self._machine.expressions.evaluate(node.iter, scope)
+            over = self._machine.evaluate(node.iter, scope)
             loop = self._begin(node, over)
             rounds = self._for(node, loop, over, scope)
         try:
@@ -118,10 +89,13 @@ class Loops:
         self, node: ast.For | ast.AsyncFor, loop: Loop, over: Value, scope: Scope
     ) -> Iterator[bool]:
         """Rounds of a loop over something; whether another may follow each."""
-        for item in self.items(over, loop.rounds + 1, loop):
+        items = over.iterate(loop.rounds + 1, self._machine)
+        if isinstance(over, Counted):
+            items = over.counted(loop.rounds + 1, loop, self._machine)
+        for item in items:
             if loop.index == loop.rounds and not loop.rest:
                 return
-            self._machine.binding.bind(node.target, item, scope)
+            self._machine.bind(node.target, item, scope)
             yield self._round(loop, scope)
 
     def _while(self, node: ast.While, loop: Loop, scope: Scope) -> Iterator[bool]:
@@ -129,16 +103,15 @@ class Loops:
         test = node.test
         if is_count(test) and not has_inner_loop(node):
             sides = (test.left, test.comparators[0])
-            left, right = (self._machine.expressions.evaluate(side, scope) for side in sides)
+            left, right = (self._machine.evaluate(side, scope) for side in sides)
             self.lengths.bind_condition(loop, test, left, right)
         while loop.index < loop.rounds + bool(loop.rest):
-            if self._machine.expressions.evaluate(test, scope).truth is False:
+            if self._machine.evaluate(test, scope).truth is False:
                 return
             yield self._round(loop, scope)
 
     def _begin(self, node: LoopNode, over: Value | None) -> Loop:
-        module = self._machine.module
-        assert module is not None
+        module = self._machine.state.module
         acts = any(map(module.acts, node.body))
         counting = acts and module.once("counts", node, lambda: counts(node, module))
         start = over.start if isinstance(over, Counted) else 0
@@ -175,7 +148,7 @@ class Loops:
             written, left, right = node.comparators[0], right, left
         elif not isinstance(node.ops[0], (ast.Lt, ast.LtE)):
             return False
-        loop = self.active[-1] if self.active else None
+        loop = self._innermost()
         if loop is None or not is_whole(left) or not isinstance(right, (Unknown, External)):
             return False
         if loop.index + 1 < loop.rounds + bool(loop.rest):
@@ -193,14 +166,14 @@ class Loops:
     def total(self, loop: Loop) -> int:
         """How many rounds of a loop are run; from now on this is settled."""
         if loop.rest is None:
-            loop.rest = self._machine.path.decide(("rest", loop.node), False)
+            loop.rest = self._machine.decide(("rest", loop.node), False)
         return loop.rounds + loop.rest
 
     def is_last(self, part: ast.expr) -> bool | None:
         """Whether the last round is run, if `part` speaks of what a loop sets in each round."""
-        if not self.active:
+        loop = self._innermost()
+        if loop is None:
             return None
-        loop = self.active[-1]
         names = {n.id for n in ast.walk(part) if isinstance(n, ast.Name)}
         if not names & bound_names(loop.node):
             return None
@@ -208,44 +181,25 @@ class Loops:
 
     def _round(self, loop: Loop, scope: Scope) -> bool:
         """One round of a loop; whether another may follow."""
-        self.lines.append(loop.node.lineno)
-        self.active.append(loop)
+        state = self._machine.state
         try:
-            return self._machine.run_round(loop.node.body, scope)
+            with state.entered(loops=(*state.frame.loops, loop)):
+                self._machine.run(loop.node.body, scope)
+        except LoopContinued:
+            return True
+        except LoopLeft:
+            return False
         finally:
             loop.index += 1
-            self.active.pop()
-            self.lines.pop()
+        return True
 
-    def items(self, over: Value, rounds: int, loop: Loop | None = None) -> Iterator[Value]:
-        """What a loop goes through; an unknown length counts as `rounds`."""
-        if isinstance(over, Sequence) and over.items:
-            yield from over.items[:MAX_ITEMS]
-        elif isinstance(over, SINGLE):
-            yield over
-        elif isinstance(over, (Repeated, Carried)):
-            yield from [over.item if isinstance(over, Repeated) else over] * rounds
-        elif isinstance(over, Mapping):
-            yield from (Const(key) for key in list(over.items)[:MAX_ITEMS])
-        elif isinstance(over, Counted):
-            yield from self._counted(over, rounds, loop)
-        else:
-            for _ in range(rounds):
-                key: Hashable = ("new", self._machine.path.fresh())
-                yield Unknown(key, "", over.models)
+    def lines(self) -> tuple[int, ...]:
+        """Of the loops that are running, outermost first."""
+        return tuple(loop.node.lineno for loop in self._machine.state.frame.loops)
 
-    def _counted(self, over: Counted, rounds: int, loop: Loop | None) -> Iterator[Value]:
-        if over.over is not None:
-            for i, item in enumerate(self.items(over.over, rounds, loop)):
-                yield Sequence([_number(over.start + i, loop), item])
-            return
-        known = over.length if over.length is not None and over.length <= 4 else None
-        for i in range(rounds if known is None else known):
-            yield _number(over.start + i, loop)
-
-
-def _number(value: int, loop: Loop | None) -> Const:
-    return Counter(value, loop, 0) if loop is not None else Const(value)
+    def _innermost(self) -> Loop | None:
+        loops = self._machine.state.frame.loops
+        return loops[-1] if loops else None
 
 
 def _is_listed(over: Value | None) -> bool:
@@ -262,4 +216,4 @@ def _length(over: Value | None) -> int | None:
         return over.length
     if isinstance(over, (Sequence, Mapping)) and over.items:
         return min(len(over.items), MAX_ITEMS)
-    return 1 if isinstance(over, SINGLE) else None
+    return 1 if over is not None and over.stands_for_all else None

@@ -8,22 +8,15 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.source.shapes import window_begin
-from halfstep.check.torch_models.carried import combined
-from halfstep.check.values.counting import Counter, Modulo, Sum, added, is_whole
-from halfstep.check.values.kinds import (
-    Const,
-    Params,
-    Scaled,
-    ScaleRead,
-    Sequence,
-    SkipTest,
-    Unknown,
-    Value,
-)
+from halfstep.check.torch_models.gradients import Params
+from halfstep.check.torch_models.scales import SkipTest
+from halfstep.check.torch_models.table import by_operands
+from halfstep.check.values.base import Const, Unknown, Value
+from halfstep.check.values.containers import Sequence
+from halfstep.check.values.numbers import Counter, Modulo, Sum, added, is_whole
 from halfstep.check.values.objects import Scope
 
 if TYPE_CHECKING:
-    from halfstep.check.interpreter.expressions import Expressions
     from halfstep.check.interpreter.machine import Machine
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -36,12 +29,11 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class Operators:
-    """Evaluates operators for `Expressions`."""
+    """Evaluates operators for a `Machine`."""
 
-    def __init__(self, machine: Machine, expressions: Expressions) -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._evaluate = expressions.evaluate
-        self._count = expressions.count
+        self._evaluate = machine.evaluate
         self._conditions = machine.conditions
         self._combined: dict[Hashable, Hashable] = {}
 
@@ -58,20 +50,14 @@ class Operators:
         for side in (left, right):
             if isinstance(node.op, ast.BitAnd) and isinstance(side, Const) and side.value is False:
                 return side
-            if isinstance(side, Scaled):
-                return Scaled(side.scaler, left.models | right.models)
-            if isinstance(side, ScaleRead):
-                turned = isinstance(node.op, ast.Div) and side is right
-                return ScaleRead(side.scaler, side.inverse is not turned)
-        made: Value | None = combined(node.op, left, right)
-        made = made or self._machine.clips.of_operator(node.op, left, right)
+        made = by_operands(node.op, left, right, self._machine)
         if made is not None:
             return made
         if isinstance(node.op, ast.Add) and isinstance(left, (Sequence, Params)):
             return Sequence([left, right])
         pair = (type(node.op), left.key, right.key)
         if pair not in self._combined:  # the same operation on the same values is the same
-            self._combined[pair] = ("new", self._count())
+            self._combined[pair] = ("new", self._machine.fresh())
         key = self._combined[pair]
         return added(node.op, left, right, key) or Unknown(key, "", left.models | right.models)
 
@@ -92,7 +78,7 @@ class Operators:
         if isinstance(node.op, ast.Not):
             value = self._conditions.plain(value)
             if isinstance(value, SkipTest):
-                return value.denied()
+                return value.negated()
             truth = value.truth
             return Const(not truth) if truth is not None else Unknown(("not", value.key))
         if isinstance(node.op, ast.USub) and isinstance(value, Const):
@@ -101,19 +87,16 @@ class Operators:
 
     def choice(self, node: ast.IfExp, scope: Scope) -> Value:
         """``body if test else orelse``."""
-        module = self._machine.module
-        assert module is not None
+        state, module = self._machine.state, self._machine.state.module
         constant = any(isinstance(n, ast.Constant) for n in (node.body, node.orelse))
         if not (constant or module.relevant(node.body) or module.relevant(node.orelse)):
             return self._evaluate(node.body, scope)
-        asked = self._conditions.asked
+        choices = state.num_choices
         acts = module.acts(node.body) or module.acts(node.orelse)
         chosen = node.body if self._conditions.holds(node.test, scope, True, acts) else node.orelse
-        self._machine.chosen += (chose := self._conditions.asked > asked)
-        try:
+        chose = state.num_choices > choices
+        with state.entered_branch(chosen=chose):
             value = self._evaluate(chosen, scope)
-        finally:
-            self._machine.chosen -= chose
         if chose and isinstance(value, Unknown) and value.name == "no_sync":
             return self._machine.unknown()
         return value

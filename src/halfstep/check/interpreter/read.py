@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfstep.check.interpreter.explore import MATTERS, Path, PathEnded, Raised, paths
-from halfstep.check.interpreter.machine import LoopContinued, LoopLeft, Machine, Returned
+from halfstep.check.interpreter.ends import LEAVES, PathEnded
+from halfstep.check.interpreter.explore import MATTERS, Path, paths
+from halfstep.check.interpreter.machine import Machine
 from halfstep.check.source.inventory import last_name
 from halfstep.check.source.module import STRONG, Module
 from halfstep.check.source.project import Project
-from halfstep.check.values.kinds import Const, Models, Value
+from halfstep.check.values.base import Const, Models, Value
 from halfstep.check.values.objects import Class, Function, Instance, Scope
 from halfstep.check.values.owners import owners
 from halfstep.check.values.regions import roots
 from halfstep.rules import events as e
 from halfstep.rules.events import Event
 from halfstep.rules.syntax import inside
-
-_ENDS = (Returned, LoopLeft, LoopContinued, Raised)
 
 
 def read(module: Module, project: Project) -> Iterator[list[Event]]:
@@ -81,17 +80,17 @@ def _explore(
 
 
 def _run(machine: Machine, module: Module, root: _Root | None) -> None:
-    machine.module = module
     scope = Scope(module)
     scope.names["__name__"] = Const("__main__" if root is None else module.name)
-    try:
-        if root is None:
-            machine.run(module.tree.body, scope)
-            return
-        _define(machine, module, scope)
-        _call(machine, module, scope, root)
-    except _ENDS:
-        pass
+    with machine.state.entered(module=module):
+        try:
+            if root is None:
+                machine.run(module.tree.body, scope)
+            else:
+                _define(machine, module, scope)
+                _call(machine, module, scope, root)
+        except LEAVES:
+            pass
 
 
 def _define(machine: Machine, module: Module, scope: Scope) -> None:
@@ -111,7 +110,7 @@ def _call(machine: Machine, module: Module, scope: Scope, root: _Root) -> None:
     home = scope
     function = Function(node, home, me)
     given = [
-        machine.expressions.used_as(machine.unknown(a.arg))
+        machine.used_as(machine.unknown(a.arg))
         for a in [*node.args.posonlyargs, *node.args.args][1 if me is not None else 0 :]
     ]
     machine.call(function, given, {})
@@ -133,16 +132,16 @@ def _instance(machine: Machine, scope: Scope, owner: ast.ClassDef) -> Instance:
     if not isinstance(cls, Class) or cls.node is not owner:
         cls = Class(owner, scope, [])
     instance = Instance(cls)
-    if cls.method("__init__") is not None:
-        function = machine.expressions.attribute(instance, "__init__")
+    if cls.method_node("__init__") is not None:
+        function = instance.attribute("__init__", machine)
         assert isinstance(function, Function)
         spec = function.node.args
-        named = {a.arg: machine.expressions.used_as(machine.unknown(a.arg)) for a in spec.args[1:]}
+        named = {a.arg: machine.used_as(machine.unknown(a.arg)) for a in spec.args[1:]}
         try:
             machine.call(function, [], named)
         except PathEnded:
             raise
-        except _ENDS:
+        except LEAVES:
             pass
         machine.path.events.clear()  # nobody knows what came between it and the method
     return instance
@@ -168,8 +167,8 @@ def resolve(events: list[Event], machine: Machine) -> list[Event]:
     events = [event for event in events if event.kind != e.FORWARD or _trains(event, machine)]
     used = (e.STEP, e.UNSCALE, e.ZERO_GRAD)
     optimizers = {o: None for ev in events if ev.kind in used for o in ev.optimizers}
-    known = {o: machine.optimizers.get(o) for o in optimizers}
-    return [_resolved(event, known, machine.names) for event in events]
+    known = {o: machine.state.optimizers.get(o) for o in optimizers}
+    return [_resolved(event, known, machine.state.names) for event in events]
 
 
 def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, str]) -> Event:
@@ -190,7 +189,7 @@ def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, st
 def _trains(forward: Event, machine: Machine) -> bool:
     """Whether a forward is one of a model that a backward reaches anywhere on the path."""
     models = roots(forward.facts["models"] or ())
-    params = list(machine.optimizers.values())
+    params = list(machine.state.optimizers.values())
     if params and all(params) and not any(of and roots(of) & models for of in params):
         return False
-    return bool(machine.trained & models)
+    return bool(machine.state.trained & models)

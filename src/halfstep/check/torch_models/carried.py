@@ -9,7 +9,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfstep.check.values.kinds import NOBODY, Carried, Const, Scaled, Sequence, Value
+from halfstep.check.torch_models.scales import Scaled, backward
+from halfstep.check.torch_models.table import attributes, operators, watches
+from halfstep.check.values.base import NOBODY, Const, External, Unknown, Value
+from halfstep.check.values.call import Call
+from halfstep.check.values.containers import flat
+from halfstep.check.values.regions import roots
+from halfstep.check.values.run import Run
+from halfstep.rules import events as e
 
 # Methods and functions of torch after which the numbers still carry the scale.
 _SAME_WORDS = """
@@ -20,14 +27,46 @@ _SAME_WORDS = """
 _SAME = frozenset(_SAME_WORDS.split())
 
 
-def keeps_scale(method: str) -> bool:
-    """Whether what a method or function gives carries the scale of what it is given."""
-    return method in _SAME
+class Carried(Value):
+    """A gradient that is no parameter's and carries a scale: of a representation, kept by hand."""
+
+    __slots__ = ("scaler",)
+    answers_methods = True
+
+    def __init__(self, scaler: str) -> None:
+        self.scaler = scaler
+
+    @property
+    def truth(self) -> bool | None:
+        return None
+
+    def item(self, index: Value, node: ast.Subscript, run: Run) -> Value:
+        return self
+
+    def unpacked(self, index: int, run: Run) -> Value:
+        return self
+
+    def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
+        return iter([self] * rounds)
+
+    def method(self, name: str, call: Call, run: Run) -> Value | None:
+        call.evaluate_all()
+        return self if name in _SAME else run.unknown()
+
+
+@attributes("*.grad")
+def _gradient(owner: Unknown, run: Run) -> Value | None:
+    """The gradient of something that is no model carries the scale of the last backward."""
+    state = run.state
+    owned = (roots(of) for of in state.optimizers.values() if of)
+    if state.carrying is None or state.module.is_model(owner.name):
+        return None
+    return None if any(owner.root in of for of in owned) else Carried(state.carrying)
 
 
 def product(values: list[Value]) -> Scaled | Carried | None:
     """What is made of `values`, some of which carry a scale; ``None`` if none does."""
-    inside = [part for value in values for part in _parts(value)]
+    inside = list(flat(values))
     scaled = next((part for part in inside if isinstance(part, Scaled)), None)
     carried = next((part for part in inside if isinstance(part, Carried)), None)
     models = NOBODY.union(*(value.models for value in values))
@@ -38,17 +77,35 @@ def product(values: list[Value]) -> Scaled | Carried | None:
     return carried
 
 
-def _parts(value: Value) -> Iterator[Value]:
-    if isinstance(value, Sequence):
-        for item in value.items:
-            yield from _parts(item)
-    else:
-        yield value
+def backward_from(call: Call, owner: Value | None, run: Run) -> Value | None:
+    """``tensor.backward(gradient)`` with a gradient that carries a scale."""
+    made = product(call.all())
+    if made is None:
+        return None
+    values = [*call.all(), *([owner] if owner is not None else [])]
+    backward(call.node, NOBODY.union(*(v.models for v in values)), made.scaler, run)
+    return run.unknown()
 
 
-def combined(op: ast.operator, left: Value, right: Value) -> Scaled | Carried | None:
-    """What an operator makes of values, some of which carry a scale."""
+@operators
+def _combined(op: ast.operator, left: Value, right: Value, run: Run) -> Value | None:
     if isinstance(op, (ast.Mult, ast.Add, ast.Sub, ast.MatMult)):
         return product([left, right])
     by_number = isinstance(op, ast.Div) and isinstance(right, Const)
     return product([left]) if by_number else None  # by its own norm, it carries none
+
+
+@watches
+def _of_torch(function: External, call: Call, run: Run) -> Value | None:
+    name = function.name
+    if not name.startswith("torch."):
+        return None
+    if name.endswith("autograd.backward"):
+        return backward_from(call, None, run)
+    if name.endswith("autograd.grad"):
+        scaled = [p for v in call.all() for p in v.training_objects() if isinstance(p, Scaled)]
+        if not scaled:
+            return None
+        run.emit(e.OPAQUE, call.node, scaler=scaled[0].scaler)
+        return Carried(scaled[0].scaler)
+    return product(call.all()) if function.last in _SAME else None

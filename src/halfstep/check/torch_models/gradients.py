@@ -1,52 +1,270 @@
-"""What a program does to gradients by hand: edits, and how they go with the loss scale."""
+"""Parameters of modules and their gradients, and what a program does to these by hand.
+
+A clip by hand is followed from the norm of gradients, through whatever is computed from it, to a
+number divided by it: gradients that are multiplied by that are clipped. A factor that has nothing
+to do with their norm is no clip.
+"""
 
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from halfstep.check.source.inventory import last_name
-from halfstep.check.values.kinds import Cleaned, Const, Params, ScaleRead, Value
+from halfstep.check.torch_models.norms import MEASURES, SAME, Coefficient, Norm, new, of_measure
+from halfstep.check.torch_models.scales import ScaleRead
+from halfstep.check.torch_models.table import functions, operators, watches
+from halfstep.check.values.base import Const, External, Models, Value
+from halfstep.check.values.call import Call
+from halfstep.check.values.containers import flat
+from halfstep.check.values.regions import some
+from halfstep.check.values.run import Run
+from halfstep.rules import events as e
 
 _ASKS_FINITE = frozenset(["isnan", "isinf", "isfinite"])
 _NOISE = frozenset(["randn", "randn_like", "normal", "normal_", "rand", "rand_like"])
-_HOW = {"nan_to_num_": "nan", "zero_": "zero"}
+_CLAMPS = frozenset(["clamp", "clip", "clamp_", "clip_"])
 
 
-def of_method(method: str, node: ast.Call, arguments: list[Value]) -> str:
+class Params(Value):
+    """Parameters of some modules, one or many."""
+
+    __slots__ = ("of",)
+    answers_methods = True
+    has_parameters_of_its_own = True
+    stands_for_all = True
+
+    def __init__(self, of: Models) -> None:
+        self.of = of
+
+    @property
+    def models(self) -> Models:  # type: ignore[override]
+        return self.of
+
+    def attribute(self, name: str, run: Run) -> Value:
+        if name == "grad":
+            return Grad(self.of)
+        return self if name == "data" else super().attribute(name, run)
+
+    def item(self, index: Value, node: ast.Subscript, run: Run) -> Value:
+        return self
+
+    def unpacked(self, index: int, run: Run) -> Value:
+        return self if index else super().unpacked(index, run)  # the parameter, after its name
+
+    def method(self, name: str, call: Call, run: Run) -> Value | None:
+        call.evaluate_all()
+        return run.unknown(models=self.of)
+
+    def assign(self, name: str, value: Value, target: ast.Attribute, run: Run) -> None:
+        if name == "grad" and isinstance(value, Clipped):
+            _record_clip(target, self.of, value.limits, run)
+        elif name == "grad":
+            _record_edit(target, _how_assigned(target, value), self.of, run)
+
+    def augment(self, name: str, node: ast.AugAssign, value: Value, run: Run) -> bool:
+        if name != "grad":
+            return False
+        divides = isinstance(node.op, ast.Div)
+        if isinstance(node.op, (ast.Mult, ast.Div)) and _limits(divides, [value]):
+            _record_clip(node, self.of, [], run)
+        else:
+            _record_edit(node, _how_operated(node, value), self.of, run)
+        return True
+
+    def kept_in(self, place: str, append: ast.Attribute, run: Run) -> Value:
+        if not run.state.frame.chosen:
+            return self
+        return Params(some(self.of, f"in {ast.unparse(append)}"))
+
+    def likeness(self, depth: int) -> str:
+        return "parameters"
+
+
+class Grad(Value):
+    """Gradients of some modules."""
+
+    __slots__ = ("of",)
+    answers_methods = True
+    stands_for_all = True
+
+    def __init__(self, of: Models) -> None:
+        self.of = of
+
+    @property
+    def truth(self) -> bool | None:
+        return None
+
+    def attribute(self, name: str, run: Run) -> Value:
+        return self
+
+    def item(self, index: Value, node: ast.Subscript, run: Run) -> Value:
+        return self
+
+    def assign_item(self, index: Value, value: Value, target: ast.Subscript, run: Run) -> None:
+        _record_edit(target, _how_assigned(target, value), self.of, run)
+
+    def method(self, name: str, call: Call, run: Run) -> Value | None:
+        known = self.passed_to(name, call, call.all(), run)
+        if known is not None:
+            return known
+        if name.endswith("_") and not name.endswith("__"):
+            _record_edit(call.node, _how_called(name, call), self.of or None, run)
+        elif name == "nan_to_num":
+            return Cleaned(self.of)
+        elif name in ("data", "detach", "view", "flatten"):
+            return self
+        return run.unknown()
+
+    def passed_to(self, name: str, call: Call, values: list[Value], run: Run) -> Value | None:
+        """What a method or a function makes of the gradients; `values` are its other arguments."""
+        if name in _CLAMPS and not _only_signs(values):
+            if name.endswith("_"):
+                _record_clip(call.node, self.of, values, run)
+                return self
+            return Clipped(self.of, values)
+        if name in ("mul_", "div_") and _limits(name == "div_", values):
+            _record_clip(call.node, self.of, values, run)
+            return self
+        return new(Norm, run) if name in MEASURES else None
+
+
+class Cleaned(Grad):
+    """Gradients whose NaN or inf were replaced: an edit, once they are put back."""
+
+    __slots__ = ()
+
+
+class Clipped(Grad):
+    """Gradients as they are after a clip, once they are put back."""
+
+    __slots__ = ("limits",)
+
+    def __init__(self, of: Models, limits: list[Value]) -> None:
+        super().__init__(of)
+        self.limits = limits
+
+
+# Functions and operators
+
+
+@watches
+def _of_gradients(function: External, call: Call, run: Run) -> Value | None:
+    """``torch.norm(grad)``, ``torch._foreach_mul_(grads, factor)``."""
+    name = function.last
+    if name not in MEASURES | SAME | _CLAMPS and not name.startswith("_foreach_"):
+        return None
+    values = list(flat(call.all()))
+    first = values[0] if values else None
+    if isinstance(first, Grad):
+        return first.passed_to(name.removeprefix("_foreach_"), call, values[1:], run)
+    return of_measure(name, values, run)
+
+
+@functions("*.nan_to_num")
+def _nan_to_num(call: Call, run: Run) -> Value:
+    value, out = call.first(), call.named().get("out")
+    if isinstance(out, Grad):
+        _record_edit(call.node, "nan", out.of or None, run)
+    return Cleaned(value.of) if isinstance(value, Grad) else value
+
+
+@functions("*.nan_to_num_")
+def _nan_to_num_in_place(call: Call, run: Run) -> Value:
+    value = call.first()
+    if isinstance(value, Grad):
+        _record_edit(call.node, "nan", value.of or None, run)
+    return value
+
+
+@operators
+def _with_measure(op: ast.operator, left: Value, right: Value, run: Run) -> Value | None:
+    """What an operator makes of gradients, of their norm, and of a number divided by it."""
+    sides = (left, right)
+    if any(isinstance(side, Norm) and side.unscaled for side in sides):
+        return None
+    if any(side.models for side in sides):  # a loss
+        return None
+    measures = all(isinstance(side, (Norm, Coefficient)) for side in sides)
+    if measures and isinstance(op, (ast.Mult, ast.Div)):  # a ratio, the same at any scale
+        return None
+    if isinstance(op, ast.Div) and isinstance(right, Norm):
+        return Clipped(left.of, []) if isinstance(left, Grad) else new(Coefficient, run)
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, Grad) and isinstance(other, Coefficient):
+            return Clipped(one.of, []) if isinstance(op, ast.Mult) else None
+        if isinstance(one, (Norm, Coefficient)):
+            return new(Coefficient if _inverts(op, right) else type(one), run)
+    return None
+
+
+def _limits(divides: bool, values: list[Value]) -> bool:
+    """Whether gradients that are multiplied by, or divided by, `values` are clipped so."""
+    kind = Norm if divides else Coefficient
+    return any(isinstance(value, kind) for value in values)
+
+
+def _inverts(op: ast.operator, right: Value) -> bool:
+    power = right.value if isinstance(op, ast.Pow) and isinstance(right, Const) else 0
+    return isinstance(power, (int, float)) and power < 0
+
+
+def _only_signs(values: list[Value]) -> bool:
+    """Whether a limit is 0, which is the same at any scale."""
+    return bool(values) and all(isinstance(v, Const) and not v.value for v in values)
+
+
+# Edits and clips by hand
+
+
+def _record_clip(node: ast.AST, models: Models, limits: list[Value], run: Run) -> None:
+    facts: dict[str, Any] = {"how": "hand", "models": models or None}
+    if any(isinstance(v, ScaleRead) and not v.inverse for v in limits):
+        facts["max_norm_scaled"] = True
+    run.emit(e.CLIP, node, facts=facts)
+
+
+def _record_edit(node: ast.AST, how: str, models: Models | None, run: Run) -> None:
+    run.emit(e.EDIT, node, facts={"how": how, "models": models})
+
+
+def _how_called(method: str, call: Call) -> str:
     """How ``gradient.method_(...)`` edits."""
-    if method in _HOW:
-        return _HOW[method]
-    if any(isinstance(a, ScaleRead) for a in arguments):
+    known = {"nan_to_num_": "nan", "zero_": "zero"}.get(method)
+    if known is not None:
+        return known
+    if any(isinstance(a, ScaleRead) for a in call.given()):
         return "unscale"
     if method in ("mul_", "div_"):
         return "multiply"
-    if method == "masked_fill_" and _mentions(node, _ASKS_FINITE):
+    if method == "masked_fill_" and _calls(call.node, _ASKS_FINITE):
         return "nan"
-    return "add" if method in ("add_", "sub_") and is_foreign(node, arguments) else "set"
-
-
-def of_operator(op: ast.operator, node: ast.expr, value: Value) -> str:
-    """How ``p.grad op= value`` edits."""
-    if isinstance(op, (ast.Mult, ast.Div)):
-        return "unscale" if isinstance(value, ScaleRead) else "multiply"
-    added = isinstance(op, (ast.Add, ast.Sub)) and is_foreign(node, [value])
+    added = method in ("add_", "sub_") and _is_foreign(call.node, call.given())
     return "add" if added else "set"
 
 
-def of_assignment(target: ast.expr, value: Value) -> str:
+def _how_operated(node: ast.AugAssign, value: Value) -> str:
+    """How ``p.grad op= value`` edits."""
+    if isinstance(node.op, (ast.Mult, ast.Div)):
+        return "unscale" if isinstance(value, ScaleRead) else "multiply"
+    added = isinstance(node.op, (ast.Add, ast.Sub)) and _is_foreign(node.value, [value])
+    return "add" if added else "set"
+
+
+def _how_assigned(target: ast.expr, value: Value) -> str:
     """How ``p.grad = value`` and ``p.grad[mask] = value`` edit."""
     if isinstance(value, Cleaned):
         return "nan"
-    if isinstance(target, ast.Subscript) and _mentions(target.slice, _ASKS_FINITE):
+    if isinstance(target, ast.Subscript) and _calls(target.slice, _ASKS_FINITE):
         return "nan"
     return "zero" if isinstance(value, Const) and value.value is None else "set"
 
 
-def is_foreign(node: ast.expr, values: list[Value]) -> bool:
+def _is_foreign(node: ast.expr, values: list[Value]) -> bool:
     """Whether what is added surely carries no loss scale: noise, or the parameter itself."""
-    return any(isinstance(v, Params) for v in values) or _mentions(node, _NOISE)
+    return any(isinstance(v, Params) for v in values) or _calls(node, _NOISE)
 
 
-def _mentions(node: ast.AST, names: frozenset[str]) -> bool:
+def _calls(node: ast.AST, names: frozenset[str]) -> bool:
     calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
     return any(last_name(call.func) in names for call in calls)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any
 
+from halfstep.check.source.inventory import last_name
 from halfstep.check.source.module import OPTIMIZERS
-from halfstep.check.values.kinds import (
-    NOBODY,
-    External,
-    Mapping,
-    Models,
-    Params,
-    Sequence,
-    Unknown,
-    Value,
-)
-from halfstep.check.values.regions import some
+from halfstep.check.values.base import External, Models, Unknown, Value
+from halfstep.check.values.call import Given
+from halfstep.check.values.containers import Mapping
+from halfstep.check.values.state import FunctionNode
 
 if TYPE_CHECKING:
     from halfstep.check.source.module import Module
+    from halfstep.check.values.call import Call
+    from halfstep.check.values.run import Run
 
-
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_MODULES = frozenset(["Module", "Sequential", "ModuleList"])
 # A moving average, by its name alone: there are as many classes for it as projects.
 AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])|[Mm]oving_?[Aa]verage")
 
@@ -59,11 +56,15 @@ class Scope:
 
     def set(self, name: str, value: Value) -> None:
         """Bind `name`, in the frame it belongs to."""
-        scope = self
-        if name in self.globals_:
-            while scope.parent is not None:
-                scope = scope.parent
+        scope = self.outermost() if name in self.globals_ else self
         scope.names[name] = value
+
+    def outermost(self) -> Scope:
+        """The frame of the file."""
+        scope = self
+        while scope.parent is not None:
+            scope = scope.parent
+        return scope
 
 
 class FileScope(Scope):
@@ -97,9 +98,6 @@ class Deferred(Value):
         self.find = find
 
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-
 class Function(Value):
     """A function of the project, bound to an instance if it is a method."""
 
@@ -109,6 +107,24 @@ class Function(Value):
         self.node = node
         self.scope = scope
         self.me = me
+
+    def called(self, call: Call, run: Run) -> Value | None:
+        return run.call(self, call.given(), call.named())
+
+    def training_objects(self) -> Iterator[Value]:
+        """What a function that is handed on uses, if anything can happen in it."""
+        if not self.scope.module.acts(self.node):
+            return
+        if isinstance(self.me, Instance):
+            yield from self.me.training_objects()
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found = self.scope.find(node.id)
+                if found is not None and found.is_training:
+                    yield found
+
+    def likeness(self, depth: int) -> Hashable | None:
+        return self.node
 
 
 class Class(Value):
@@ -121,41 +137,63 @@ class Class(Value):
         self.scope = scope
         self.bases = bases
 
-    def method(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    def called(self, call: Call, run: Run) -> Value | None:
+        return run.make(self, call)
+
+    def likeness(self, depth: int) -> Hashable | None:
+        return self.node
+
+    def method_node(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """The definition of a method, in this class alone."""
-        for item in self.node.body:
-            if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
-                return item
-        return None
+        methods = (item for item in self.node.body if isinstance(item, _FUNCTIONS))
+        return next((item for item in methods if item.name == name), None)
+
+    def own_bases(self) -> list[Class]:
+        """Its bases that the project defines."""
+        return [b for b in self.bases if isinstance(b, Class) and b is not self]
 
     def ancestry(self) -> Iterator[Class]:
         """This class and its bases of the project."""
         yield self
-        for base in self.bases:
-            if isinstance(base, Class) and base is not self:
-                yield from base.ancestry()
+        for base in self.own_bases():
+            yield from base.ancestry()
+
+    def member(self, name: str) -> Any:
+        """Definition of a method, or expression of a class attribute; bases included."""
+        for item in self.node.body:
+            if isinstance(item, _FUNCTIONS) and item.name == name:
+                return item
+            if isinstance(item, (ast.Assign, ast.AnnAssign)) and item.value is not None:
+                targets = item.targets if isinstance(item, ast.Assign) else [item.target]
+                if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+                    return item.value
+        return next((m for base in self.own_bases() if (m := base.member(name))), None)
+
+    def home(self, name: str) -> Scope:
+        """The scope of the class that defines a method."""
+        if self.method_node(name) is not None:
+            return self.scope
+        homes = (base.home(name) for base in self.own_bases() if base.member(name))
+        return next(homes, self.scope)
+
+    def _has_base(self, names: frozenset[str]) -> bool:
+        return any(
+            isinstance(base, External) and base.last in names
+            for cls in self.ancestry()
+            for base in cls.bases
+        )
 
     def is_module(self) -> bool:
         """Whether it is a module of torch: calling it is a forward, whatever its code says."""
-        return any(
-            base.is_module()
-            if isinstance(base, Class)
-            else isinstance(base, External) and base.last in ("Module", "Sequential", "ModuleList")
-            for base in self.bases
-        )
+        return self._has_base(_MODULES)
+
+    def is_optimizer(self) -> bool:
+        """Whether it is an optimizer of torch."""
+        return self._has_base(OPTIMIZERS | {"Optimizer"})
 
     def is_average(self) -> bool:
         """Whether its name says that it is a moving average of a model."""
         return bool(AVERAGE.search(self.node.name))
-
-
-def is_optimizer(value: Value) -> TypeGuard[Instance]:
-    """Whether it is an object of a class of the project that is an optimizer of torch."""
-    return isinstance(value, Instance) and any(
-        isinstance(base, External) and (base.last in OPTIMIZERS or base.last == "Optimizer")
-        for cls in value.cls.ancestry()
-        for base in cls.bases
-    )
 
 
 class Instance(Value):
@@ -168,6 +206,62 @@ class Instance(Value):
         self.attributes: dict[str, Value] = {}
         _ = self.number  # in the order in which they are made
 
+    @property
+    def stands_for_all(self) -> bool:  # type: ignore[override]
+        return True
+
+    def has(self, method: str) -> bool:
+        """Whether it has a method from the project."""
+        return method in self.attributes or bool(self.cls.member(method))
+
+    def attribute(self, name: str, run: Run) -> Value:
+        if name in self.attributes:
+            return self.attributes[name]
+        if name == "__dict__":
+            return Mapping(self.attributes)
+        found = self.cls.member(name)
+        if isinstance(found, _FUNCTIONS):
+            return self._method(found, name, run)
+        value = (
+            run.evaluate(found, self.cls.scope)
+            if found is not None
+            else run.used_as(Unknown(("of", self.key, name), name))
+        )
+        self.attributes[name] = value
+        return value
+
+    def _method(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, run: Run) -> Value:
+        decorators = {last_name(d) for d in node.decorator_list}
+        me = None if "staticmethod" in decorators else self
+        function = Function(node, self.cls.home(name), me)
+        if not decorators & {"property", "cached_property"}:
+            return function
+        value = run.call(function, [], {})
+        if "cached_property" in decorators:
+            self.attributes[name] = value
+        return value
+
+    def assign(self, name: str, value: Value, target: ast.Attribute, run: Run) -> None:
+        self.attributes[name] = value
+        if isinstance(value, Unknown) and self.cls.is_average():
+            run.state.averages.add(value.root)
+
+    def unpacked(self, index: int, run: Run) -> Value:
+        if index < len(self.attributes):  # a named tuple
+            return list(self.attributes.values())[index]
+        return super().unpacked(index, run)
+
+    def parts(self) -> Models:
+        inside = self.attributes.values() if self.cls.is_module() else ()
+        own: Models = frozenset([self.key])
+        return own.union(*(v.parts() for v in inside if v.has_parameters_of_its_own))
+
+    def training_objects(self) -> Iterator[Value]:
+        return (item for item in self.attributes.values() if item.is_training)
+
+    def likeness(self, depth: int) -> Hashable | None:
+        return self.key
+
 
 class Parent(Value):
     """``super()`` in a method of a class."""
@@ -178,6 +272,13 @@ class Parent(Value):
         self.cls = cls
         self.me = me
 
+    def attribute(self, name: str, run: Run) -> Value:
+        for base in self.cls.own_bases():
+            found = base.member(name)
+            if isinstance(found, _FUNCTIONS):
+                return Function(found, base.home(name), self.me)
+        return run.unknown(name)
+
 
 class ProjectModule(Value):
     """Another file of the project, as ``import utils`` binds it."""
@@ -187,29 +288,41 @@ class ProjectModule(Value):
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
 
-
-def parameters_in(value: Value) -> Models:
-    """Regions whose parameters `value` has: what an optimizer is made with, or a clip is given."""
-    if isinstance(value, Unknown):
-        return some(value.models, repr(value.key)) | frozenset([value.region])
-    if isinstance(value, (Sequence, Mapping)):
-        items = value.items if isinstance(value, Sequence) else value.items.values()
-        return NOBODY.union(*map(parameters_in, items))
-    return parts_of(value)
+    def attribute(self, name: str, run: Run) -> Value:
+        return self.scope.look(name) or External(f"?.{name}")
 
 
-def parts_of(value: Value) -> Models:
-    """Modules that may be in `value`."""
-    if isinstance(value, Params):
-        return value.of
-    if isinstance(value, Unknown):
-        return value.models | frozenset([value.region])
-    if isinstance(value, Instance):
-        inside = value.attributes.values() if value.cls.is_module() else ()
-        own = frozenset([value.key])
-        return own.union(*(parts_of(v) for v in inside if isinstance(v, (Params, Unknown))))
-    if isinstance(value, Sequence):
-        return NOBODY.union(*(parts_of(item) for item in value.items))
-    if isinstance(value, Mapping):
-        return NOBODY.union(*(parts_of(item) for item in value.items.values()))
-    return value.models
+class Method(Value):
+    """A method of a part of a training step that is handed on uncalled."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: Value, name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+    def called(self, call: Call, run: Run) -> Value | None:
+        return self.owner.method(self.name, call, run)
+
+    def training_objects(self) -> Iterator[Value]:
+        return self.owner.training_objects()
+
+
+class Partial(Value):
+    """``functools.partial``: a function and the arguments it has already."""
+
+    __slots__ = ("function", "given", "named")
+
+    def __init__(self, function: Value, given: list[Value], named: dict[str, Value]) -> None:
+        self.function = function
+        self.given = given
+        self.named = named
+
+    def called(self, call: Call, run: Run) -> Value | None:
+        node = ast.copy_location(ast.Call(call.node.func, [], []), call.node)
+        given, named = [*self.given, *call.given()], {**self.named, **call.named()}
+        return run.apply(self.function, Given(node, given, named))
+
+    def training_objects(self) -> Iterator[Value]:
+        for item in (self.function, *self.given, *self.named.values()):
+            yield from item.training_objects()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
-from halfstep.check.values.kinds import Const, Unknown, Value
+from halfstep.check.values.base import Const, Unknown, Value
+from halfstep.check.values.containers import Sequence
 
 if TYPE_CHECKING:
     from halfstep.check.interpreter.loops import Loop
+    from halfstep.check.values.run import Run
+
+_MAX_LENGTH = 4  # of a range that is read whole
 
 
 class Counter(Const):
@@ -88,6 +92,26 @@ class Counted(Value):
         self.start = start
         self.length = length
         self.bound = bound
+
+    def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
+        return self.counted(rounds, None, run)
+
+    def counted(self, rounds: int, loop: Loop | None, run: Run) -> Iterator[Value]:
+        """Its numbers, which know the loop that counts them."""
+        if self.over is not None:
+            for i, item in enumerate(self.over.iterate(rounds, run)):
+                yield Sequence([_number(self.start + i, loop), item])
+            return
+        known = self.length if self.length is not None and self.length <= _MAX_LENGTH else None
+        for i in range(rounds if known is None else known):
+            yield _number(self.start + i, loop)
+
+    def likeness(self, depth: int) -> Hashable | None:
+        return "counted"
+
+
+def _number(value: int, loop: Loop | None) -> Const:
+    return Counter(value, loop, 0) if loop is not None else Const(value)
 
 
 def is_whole(value: Value) -> bool:

@@ -1,0 +1,154 @@
+"""Statements of the interpreter."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from halfstep.check.interpreter.ends import LoopContinued, LoopLeft, Raised, Returned
+from halfstep.check.source.shapes import leaves
+from halfstep.check.values.base import Const
+from halfstep.check.values.objects import Class, Function, Scope
+
+if TYPE_CHECKING:
+    from halfstep.check.interpreter.machine import Machine
+
+
+class Statements:
+    """Executes statements for a `Machine`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._kinds: dict[type[ast.stmt], Callable[[Any, Scope], None]] = {
+            ast.Expr: self._expr,
+            ast.Assign: self._assign,
+            ast.AnnAssign: self._assign_one,
+            ast.AugAssign: machine.binding.augment,
+            ast.If: self._if,
+            ast.For: self._loop,
+            ast.AsyncFor: self._loop,
+            ast.While: self._loop,
+            ast.With: machine.blocks.run,
+            ast.AsyncWith: machine.blocks.run,
+            ast.Try: self._try,
+            ast.Match: self._match,
+            ast.FunctionDef: self._define,
+            ast.AsyncFunctionDef: self._define,
+            ast.ClassDef: self._define_class,
+            ast.Import: machine.imports.bind,
+            ast.ImportFrom: machine.imports.bind,
+            ast.Return: self._return,
+            ast.Break: self._break,
+            ast.Continue: self._continue,
+            ast.Raise: self._raise,
+            ast.Global: self._global,
+            ast.Nonlocal: self._global,
+        }
+
+    def run(self, statements: list[ast.stmt], scope: Scope) -> None:
+        """Execute a block."""
+        tick = self._machine.path.tick
+        for statement in statements:
+            tick()
+            execute = self._kinds.get(type(statement))
+            if execute is not None:
+                execute(statement, scope)
+
+    def _expr(self, node: ast.Expr, scope: Scope) -> None:
+        self._machine.evaluate(node.value, scope)
+
+    def _assign(self, node: ast.Assign, scope: Scope) -> None:
+        value = self._machine.evaluate(node.value, scope)
+        for target in node.targets:
+            self._machine.bind(target, value, scope)
+
+    def _assign_one(self, node: ast.AnnAssign, scope: Scope) -> None:
+        if node.value is not None:
+            self._machine.bind(node.target, self._machine.evaluate(node.value, scope), scope)
+
+    def _if(self, node: ast.If, scope: Scope) -> None:
+        state, module = self._machine.state, self._machine.state.module
+        branches = (*node.body, *node.orelse)
+        if not any(map(module.relevant, branches)):
+            self._machine.evaluate(node.test, scope)
+            with state.entered_uncertain():
+                self.run(node.body, scope)
+            return
+        tests, choices = state.num_skip_tests, state.num_choices
+        chosen, other = node.body, node.orelse
+        acts = any(map(module.acts, branches))
+        if not self._machine.conditions.holds(node.test, scope, not leaves(node.body), acts):
+            chosen, other = other, chosen
+        tested = state.num_skip_tests > tests
+        with state.entered_branch(tested, state.num_choices > choices):
+            self.run(chosen, scope)
+        state.after_skip_test |= tested and bool(other) and leaves(other)
+
+    def _match(self, node: ast.Match, scope: Scope) -> None:
+        subject = self._machine.evaluate(node.subject, scope)
+        for i, case in enumerate(node.cases):
+            last = i == len(node.cases) - 1
+            if last or self._machine.decide(("case", subject.key, ast.dump(case.pattern))):
+                self.run(case.body, scope)
+                return
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> None:
+        if self._machine.loops.run(node, scope):
+            self.run(node.orelse, scope)
+
+    def _try(self, node: ast.Try, scope: Scope) -> None:
+        state = self._machine.state
+        handlers = [h for h in node.handlers if any(map(state.module.relevant, h.body))]
+        try:
+            trains = self._trains(node)
+            fails = bool(handlers) and not state.has_failed and self._fails(trains)
+            state.has_failed |= fails
+            if fails and not trains:
+                self.run(handlers[0].body, scope)
+                return
+            state.fails_in_backward |= fails
+            try:
+                self.run(node.body, scope)
+            except Raised:
+                if not node.handlers:
+                    raise
+                self.run((handlers or node.handlers)[0].body, scope)
+                return
+            finally:
+                state.fails_in_backward = False
+            self.run(node.orelse, scope)
+        finally:
+            self.run(node.finalbody, scope)
+
+    def _fails(self, acts: bool) -> bool:
+        return self._machine.decide(("raises", self._machine.fresh()), False, acts)
+
+    def _trains(self, node: ast.Try) -> bool:
+        """Whether memory may run out half-way through the body: in its backward."""
+        module = self._machine.state.module
+        names = module.called_names(node)
+        return "backward" in names or bool(names & (module.acting() | module.imported))
+
+    def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
+        scope.set(node.name, Function(node, scope))
+
+    def _define_class(self, node: ast.ClassDef, scope: Scope) -> None:
+        bases = [self._machine.evaluate(base, scope) for base in node.bases]
+        scope.set(node.name, Class(node, scope, bases))
+
+    def _return(self, node: ast.Return, scope: Scope) -> None:
+        evaluate = self._machine.evaluate
+        raise Returned(evaluate(node.value, scope) if node.value is not None else Const(None))
+
+    def _break(self, node: ast.Break, scope: Scope) -> None:
+        raise LoopLeft
+
+    def _continue(self, node: ast.Continue, scope: Scope) -> None:
+        raise LoopContinued
+
+    def _raise(self, node: ast.Raise, scope: Scope) -> None:
+        raise Raised
+
+    def _global(self, node: ast.Global | ast.Nonlocal, scope: Scope) -> None:
+        scope.globals_.update(node.names)

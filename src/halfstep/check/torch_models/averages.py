@@ -1,0 +1,57 @@
+"""Moving averages of a model's weights: torch's own, and those that a name gives away."""
+
+from __future__ import annotations
+
+from halfstep.check.torch_models.table import functions
+from halfstep.check.values.base import NOBODY, Models, Unknown, Value
+from halfstep.check.values.call import Call
+from halfstep.check.values.objects import Instance, Method
+from halfstep.check.values.run import Run
+from halfstep.rules import events as e
+
+UPDATES = frozenset(["update", "update_parameters"])
+
+
+class Average(Value):
+    """A moving average of some model's weights."""
+
+    __slots__ = ("id", "of")
+    answers_methods = True
+
+    def __init__(self, id_: str, of: Models) -> None:
+        self.id = id_
+        self.of = of
+
+    def attribute(self, name: str, run: Run) -> Value:
+        if name == "module":
+            run.state.averages.add(("average", self.id))
+            return Unknown(("average", self.id), name)
+        return Method(self, name) if name in UPDATES else super().attribute(name, run)
+
+    def method(self, name: str, call: Call, run: Run) -> Value | None:
+        call.evaluate_all()
+        if name in UPDATES:
+            _record(call, self.id, self.of, run)
+        return run.unknown()
+
+
+@functions("*.AveragedModel")
+def _new_average(call: Call, run: Run) -> Value:
+    return Average(f"average@{call.node.lineno}", call.first().parts())
+
+
+def update_of_project(owner: Instance, name: str, call: Call, run: Run) -> None:
+    """A moving average of the project's own moves; its code is followed as well."""
+    if owner.cls.is_average() and name in UPDATES and call.count():
+        models = NOBODY.union(*(v.parts() for v in call.all()))
+        _record(call, f"{owner.cls.node.name}#{owner.number}", models, run)
+
+
+def update_by_name(owner: Unknown, call: Call, run: Run) -> Value:
+    """An average that nothing but its name shows moves."""
+    _record(call, owner.name, NOBODY.union(*(v.parts() for v in call.given())), run)
+    return run.unknown()
+
+
+def _record(call: Call, name: str, models: Models, run: Run) -> None:
+    run.emit(e.EMA, call.node, model=name, facts={"models": models or None})

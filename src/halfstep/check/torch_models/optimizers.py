@@ -1,0 +1,137 @@
+"""Optimizers and learning-rate schedules."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+from halfstep.check.source.module import OPTIMIZERS
+from halfstep.check.torch_models.gradients import Params
+from halfstep.check.torch_models.states import State
+from halfstep.check.torch_models.table import functions
+from halfstep.check.values.base import NOBODY, Models, Unknown, Value
+from halfstep.check.values.call import Call
+from halfstep.check.values.containers import Mapping, Sequence
+from halfstep.check.values.objects import Instance, Method
+from halfstep.check.values.run import Run
+from halfstep.rules import events as e
+
+_OWN = "(optimizer)"  # the attribute of an optimizer of the project's that holds what it is
+
+
+class Optimizer(Value):
+    """An optimizer and the modules whose parameters it has, ``None`` if nobody knows."""
+
+    __slots__ = ("id", "params")
+    answers_methods = True
+    is_training = True
+    stands_for_all = True
+
+    def __init__(self, id_: str, params: Models | None) -> None:
+        self.id = id_
+        self.params = params
+
+    def kept_in(self, place: str, append: ast.Attribute, run: Run) -> Value:
+        run.state.names.pop(self.id, None)  # the variable that held it is used again
+        run.state.give_name(self.id, place)
+        return self
+
+    def attribute(self, name: str, run: Run) -> Value:
+        if name == "param_groups":
+            whole: frozenset[Hashable] = frozenset([("optimizer", self.id)])
+            return Sequence([Mapping({"params": Params(self.params or whole)})])
+        known = name in ("step", "zero_grad", "update")
+        return Method(self, name) if known else super().attribute(name, run)
+
+    def method(self, name: str, call: Call, run: Run) -> Value | None:
+        call.evaluate_all()
+        if name == "step":
+            facts: dict[str, Any] = {"closure": True} if call.count() else {}
+            if run.state.finite_known:
+                facts["guarded"] = True
+            run.emit(e.STEP, call.node, optimizers=(self.id,), facts=facts)
+        elif name == "zero_grad":
+            run.emit(e.ZERO_GRAD, call.node, optimizers=(self.id,))
+        elif name == "state_dict":
+            return State("optimizer", self.id)
+        return run.unknown()
+
+
+def as_optimizer(value: Value, run: Run) -> Optimizer | None:
+    """An optimizer, also where only its use says so."""
+    if isinstance(value, Optimizer):
+        return value
+    if isinstance(value, Instance) and value.cls.is_optimizer():
+        return _own_optimizer(value, run)
+    if isinstance(value, Unknown) and value.name:
+        name = run.state.name_of(value)
+        run.state.optimizers.setdefault(name, None)
+        return Optimizer(name, None)
+    return None
+
+
+def _own_optimizer(value: Instance, run: Run) -> Optimizer:
+    """Of a class of the project; what its own methods do is followed there."""
+    known = value.attributes.get(_OWN)
+    if isinstance(known, Optimizer):
+        return known
+    made = Optimizer(f"{value.cls.node.name}#{run.fresh()}", None)
+    value.attributes[_OWN] = made
+    run.state.optimizers[made.id] = None
+    return made
+
+
+def _new_optimizer(name: str, call: Call, run: Run) -> Value:
+    values = call.all()
+    params = values[0].parameters() if values else NOBODY
+    optimizer = Optimizer(f"{name}@{call.node.lineno}#{run.fresh()}", params or None)
+    run.state.optimizers[optimizer.id] = optimizer.params
+    facts = {**call.constants(), "name": name}
+    run.emit(e.OPTIMIZER, call.node, optimizers=(optimizer.id,), facts=facts)
+    return optimizer
+
+
+for _name in OPTIMIZERS:
+    functions(f"*.{_name}")(partial(_new_optimizer, _name))
+
+
+class Schedule(Value):
+    """A learning-rate schedule of some optimizer, or of one that was not seen."""
+
+    __slots__ = ("id", "optimizer")
+    answers_methods = True
+    stands_for_all = True
+
+    def __init__(self, id_: str, optimizer: Optimizer | None) -> None:
+        self.id = id_
+        self.optimizer = optimizer
+
+    def attribute(self, name: str, run: Run) -> Value:
+        return Method(self, name) if name == "step" else super().attribute(name, run)
+
+    def method(self, name: str, call: Call, run: Run) -> Value | None:
+        call.evaluate_all()
+        if name == "step":
+            facts: dict[str, Any] = {"epoch": True} if call.count() else {}
+            if self.optimizer is None:
+                facts["models"] = None
+                run.emit(e.SCHEDULE, call.node, model=self.id, facts=facts)
+            else:
+                who = (self.optimizer.id,)
+                run.emit(e.SCHEDULE, call.node, model=self.id, optimizers=who, facts=facts)
+        return run.unknown()
+
+
+def _is_schedule(name: str) -> bool:
+    return "lr_scheduler" in name or name.endswith(("LR", "Restarts"))
+
+
+@functions.where(_is_schedule)
+def _new_schedule(call: Call, run: Run) -> Value:
+    known = (v for v in call.all() if not isinstance(v, Unknown))
+    owners = [owner for v in known if (owner := as_optimizer(v, run)) is not None]
+    name = f"schedule@{call.node.lineno}"
+    run.emit(e.SCHEDULE_MADE, call.node, model=name)
+    return Schedule(name, owners[0] if owners else None)

@@ -1,0 +1,164 @@
+"""Functions of Python itself that make, count or pass on what a training step is made of."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from halfstep.check.torch_models.gradients import Params
+from halfstep.check.torch_models.table import functions
+from halfstep.check.values.base import NOBODY, Const, External, Unknown, Value
+from halfstep.check.values.call import Call, Given, has_training_objects
+from halfstep.check.values.containers import Mapping, Repeated, Sequence, entries
+from halfstep.check.values.numbers import Counted, Modulo, Sum
+from halfstep.check.values.objects import Function, Instance, Method, Partial
+from halfstep.check.values.regions import some
+from halfstep.check.values.run import Run
+
+_NAMES = (ast.Name, ast.Attribute, ast.Constant)
+
+
+# Functions and objects
+
+
+@functions("*.deepcopy")
+def _deepcopy(call: Call, run: Run) -> Value:
+    value = call.first()
+    return run.unknown() if isinstance(value, (Unknown, Instance)) else value
+
+
+@functions("*.partial")
+def _partial(call: Call, run: Run) -> Value:
+    values = call.given()
+    return Partial(values[0], values[1:], call.named()) if values else run.unknown()
+
+
+@functions("*.map")
+def _map(call: Call, run: Run) -> Value | None:
+    """``map(function, items)``, made at once."""
+    if call.count() != 2 or len(call.given()) != 2:
+        return None
+    function, items = call.given()
+    if isinstance(items, Sequence) and isinstance(function, (Function, Method, Partial)):
+        node = ast.copy_location(ast.Call(call.node.args[0], [], []), call.node)
+        return Sequence([run.apply(function, Given(node, [item])) for item in items.items])
+    return None
+
+
+@functions("*.cast")
+def _cast(call: Call, run: Run) -> Value:
+    values = call.given()
+    return values[-1] if values else run.unknown()
+
+
+@functions("*.field")
+def _field(call: Call, run: Run) -> Value:
+    """A field of a dataclass, by its default."""
+    named = call.named()
+    factory = named.get("default_factory")
+    if isinstance(factory, (Function, External)):
+        return run.apply(factory, Given(call.node, []))
+    return named.get("default", run.unknown())
+
+
+# Dicts and namespaces
+
+
+@functions("*.dict")
+def _dict(call: Call, run: Run) -> Value:
+    items: dict[Any, Value] = {}
+    for value in call.given():
+        items.update(entries(value))
+    return Mapping({**items, **call.named()})
+
+
+@functions("*.asdict", "*.vars")
+def _asdict(call: Call, run: Run) -> Value:
+    value = call.first()
+    return Mapping(value.attributes) if isinstance(value, Instance) else value
+
+
+@functions("*.SimpleNamespace")
+def _namespace(call: Call, run: Run) -> Value:
+    return Mapping(dict(call.named()))
+
+
+# Loops and numbers
+
+
+@functions("*.zip")
+def _zip(call: Call, run: Run) -> Value:
+    values = call.given()
+    lengths = [len(v.items) for v in values if isinstance(v, Sequence) and v.items]
+    if any(v.stands_for_all for v in values):
+        lengths = [1]
+    if not lengths:
+        whole = Repeated(Sequence([_item(v, 0, run) for v in values]))
+        run.rounds.alias(whole, values)
+        return whole
+    return Sequence([Sequence([_item(v, i, run) for v in values]) for i in range(min(lengths))])
+
+
+def _item(value: Value, index: int, run: Run) -> Value:
+    if isinstance(value, Sequence) and value.items:
+        return value.items[index]
+    return next(value.iterate(1, run))
+
+
+@functions("*.enumerate")
+def _enumerate(call: Call, run: Run) -> Value:
+    values = call.given()
+    start = values[1] if len(values) > 1 else call.named().get("start")
+    first = start.value if isinstance(start, Const) and type(start.value) is int else 0
+    return Counted(values[0] if values else None, first)
+
+
+@functions("*.range")
+def _range(call: Call, run: Run) -> Value:
+    values = call.given()
+    bounds = [v.value if isinstance(v, Const) else None for v in values]
+    start = bounds[0] if len(bounds) > 1 else 0
+    end = bounds[1] if len(bounds) > 1 else (bounds[0] if bounds else None)
+    if type(end) is int and type(start) is int:
+        return Counted(None, start, max(end - start, 0))
+    if type(start) is int and 0 < len(values) < 3:
+        return Counted(None, start, bound=values[-1])
+    return Counted(None, start if type(start) is int else 0)
+
+
+@functions("*.len")
+def _len(call: Call, run: Run) -> Value:
+    value = call.first()
+    if isinstance(value, Sequence) and run.rounds.is_window(call.node):
+        return Const(len(value.items))
+    return Sum(("new", run.fresh()), "len", ("len", value.key), 0)
+
+
+@functions("*.min")
+def _min(call: Call, run: Run) -> Value | None:
+    """``min(accumulate, total - start)``: a whole window is two rounds."""
+    left = [run.rounds.number(v) for v in call.given() if isinstance(v, Sum)]
+    plain = all(isinstance(n, _NAMES) for n in call.node.args if not isinstance(n, ast.BinOp))
+    sizes = sum(isinstance(n, _NAMES) for n in call.node.args)
+    if call.count() == 2 and len(left) == 1 and left[0] is not None and plain and sizes:
+        return Const(min(2, left[0]))
+    if any(map(has_training_objects, call.all())):
+        return None
+    return run.unknown(models=NOBODY.union(*(v.models for v in call.all())))
+
+
+@functions("*.filter")
+def _filter(call: Call, run: Run) -> Value:
+    values = call.given()
+    test = call.node.args[0] if call.node.args else None
+    if isinstance(test, ast.Lambda) and isinstance(values[-1], Params):
+        return Params(some(values[-1].of, ast.unparse(test.body)))
+    return values[-1] if values else run.unknown()
+
+
+@functions("*.divmod")
+def _divmod(call: Call, run: Run) -> Value:
+    values = call.given()
+    if len(values) != 2 or not isinstance(values[0], (Const, Sum)):
+        return run.unknown()
+    return Sequence([run.unknown(), Modulo(values[0], values[1])])

@@ -1,0 +1,133 @@
+"""Where a path is in the program, and what its training has come to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from halfstep.check.values.base import Models, Unknown, Value
+
+if TYPE_CHECKING:
+    from halfstep.check.interpreter.loops import Loop
+    from halfstep.check.source.module import Module
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class Frame(NamedTuple):
+    """Where a path is: all that is entered, and left again as it was.
+
+    Attributes:
+        module: The file whose code is running.
+        functions: Definitions that are running, outermost first.
+        loops: Loops that are running, outermost first.
+        no_grad: Whether no gradients are recorded.
+        chosen: Whether it is in a branch that the path chose without knowing.
+        guarded: Whether it is in a branch under a test for a skipped step.
+        uncertain: Depth of branches that are run without a decision whether they are.
+        uncertain_at_call: The same where the running function was called.
+        uncertain_since: Number of the first object made in the outermost of these branches.
+    """
+
+    module: Module | None = None
+    functions: tuple[FunctionNode, ...] = ()
+    loops: tuple[Loop, ...] = ()
+    no_grad: bool = False
+    chosen: bool = False
+    guarded: bool = False
+    uncertain: int = 0
+    uncertain_at_call: int = 0
+    uncertain_since: int = 0
+
+
+@dataclass
+class PathState:
+    """The state of one path.
+
+    Attributes:
+        frame: Where it is.
+        num_steps: Steps of optimizers so far.
+        num_backwards: Backward passes so far.
+        steps_before_backward: Steps before the last of them.
+        num_skip_tests: Tests for a skipped step so far.
+        num_choices: How often the path had to choose without knowing.
+        num_writes: How often something was changed that is seen outside of its function.
+        finite_known: Whether the program has asked if the gradients are finite.
+        after_skip_test: Whether the other branch of a test for a skipped step has left.
+        has_failed: Whether something has raised: once is enough on one path.
+        fails_in_backward: Whether the next backward raises.
+        carrying: The scaler whose scale the last backward had.
+        optimizers: Name to the regions of the parameters, ``None`` if nobody knows them.
+        trained: Modules that a backward has reached.
+        averages: Moving averages of modules.
+        names: Provisional name of an object to that of its variable.
+    """
+
+    frame: Frame = field(default_factory=Frame)
+    num_steps: int = 0
+    num_backwards: int = 0
+    steps_before_backward: int = 0
+    num_skip_tests: int = 0
+    num_choices: int = 0
+    num_writes: int = 0
+    finite_known: bool = False
+    after_skip_test: bool = False
+    has_failed: bool = False
+    fails_in_backward: bool = False
+    carrying: str | None = None
+    optimizers: dict[str, Models | None] = field(default_factory=dict)
+    trained: set[Hashable] = field(default_factory=set)
+    averages: set[Hashable] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def module(self) -> Module:
+        """The file whose code is running."""
+        assert self.frame.module is not None
+        return self.frame.module
+
+    @contextmanager
+    def entered(self, **changes: Any) -> Iterator[None]:
+        """With another `frame`, until the block ends in whatever way."""
+        before = self.frame
+        self.frame = before._replace(**changes)
+        try:
+            yield
+        finally:
+            self.frame = before
+
+    def entered_branch(self, tested: bool = False, chosen: bool = False) -> Any:
+        """In a branch under a test for a skip, or one that the path chose without knowing."""
+        frame = self.frame
+        return self.entered(guarded=frame.guarded or tested, chosen=frame.chosen or chosen)
+
+    def entered_uncertain(self) -> Any:
+        """In a branch that may not run: what is set in it is not known for certain."""
+        frame = self.frame
+        since = frame.uncertain_since if frame.uncertain else Value().number
+        return self.entered(uncertain=frame.uncertain + 1, uncertain_since=since)
+
+    def note_backward(self) -> None:
+        """A new window, or more of one."""
+        self.num_backwards += 1
+        self.steps_before_backward = self.num_steps
+        self.finite_known = False
+        self.after_skip_test = False
+
+    def give_name(self, id_: str, variable: str) -> None:
+        """Show an object under its first variable, each object under a name of its own."""
+        if id_ not in self.names:
+            others = sum(name.split("#")[0] == variable for name in self.names.values())
+            self.names[id_] = f"{variable}#{others + 1}" if others else variable
+
+    def name_of(self, value: Unknown) -> str:
+        """Of a scaler, optimizer or schedule that only its use shows: one per object."""
+        if value.is_new():
+            assert isinstance(value.key, tuple)
+            own = f"{value.name}#{value.key[1]}"
+            self.names[own] = value.name
+            return own
+        return value.name
