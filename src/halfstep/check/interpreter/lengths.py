@@ -18,7 +18,8 @@ from halfstep.check.values.containers import Sequence
 from halfstep.check.values.numbers import Counted, Counter, Modulo, Sum
 
 if TYPE_CHECKING:
-    from halfstep.check.interpreter.loops import Loop, Loops
+    from halfstep.check.interpreter.loops import Loops
+    from halfstep.check.values.numbers import Loop
 
 # A variable that is compared with the number of a round and is the number of the last one.
 _LENGTH = re.compile(

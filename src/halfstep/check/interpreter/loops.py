@@ -26,36 +26,11 @@ from halfstep.check.source.shapes import (
 )
 from halfstep.check.values.base import Const, External, Unknown, Value
 from halfstep.check.values.containers import MAX_ITEMS, Mapping, Sequence
-from halfstep.check.values.numbers import Counted, Counter, is_whole
+from halfstep.check.values.numbers import Counted, Counter, Loop, is_whole
 from halfstep.check.values.objects import Scope
 
 if TYPE_CHECKING:
     from halfstep.check.interpreter.machine import Machine
-
-
-class Loop:
-    """One run of a loop.
-
-    Attributes:
-        node: The statement.
-        index: Rounds before the one that is run.
-        start: The number of the first round, where the loop counts.
-        length: Rounds of the program, where they are known.
-        rounds: Rounds that are run, if no part of a window is left over.
-        rest: Whether one is left over; ``None`` as long as nobody has asked.
-    """
-
-    def __init__(self, node: LoopNode, rounds: int, start: int, length: int | None) -> None:
-        self.node = node
-        self.index = 0
-        self.start = start
-        self.length = length
-        self.rounds = rounds
-        self.rest: bool | None = None
-
-    def is_read_whole(self) -> bool:
-        """Whether each of its rounds is run."""
-        return self.length is not None and self.length <= self.rounds
 
 
 class Loops:

@@ -6,14 +6,39 @@ import ast
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
+from halfstep.check.source.shapes import LoopNode
 from halfstep.check.values.base import Const, Unknown, Value
 from halfstep.check.values.containers import Sequence
 
 if TYPE_CHECKING:
-    from halfstep.check.interpreter.loops import Loop
     from halfstep.check.values.run import Run
 
 _MAX_LENGTH = 4  # of a range that is read whole
+
+
+class Loop:
+    """One run of a loop.
+
+    Attributes:
+        node: The statement.
+        index: Rounds before the one that is run.
+        start: The number of the first round, where the loop counts.
+        length: Rounds of the program, where they are known.
+        rounds: Rounds that are run, if no part of a window is left over.
+        rest: Whether one is left over; ``None`` as long as nobody has asked.
+    """
+
+    def __init__(self, node: LoopNode, rounds: int, start: int, length: int | None) -> None:
+        self.node = node
+        self.index = 0
+        self.start = start
+        self.length = length
+        self.rounds = rounds
+        self.rest: bool | None = None
+
+    def is_read_whole(self) -> bool:
+        """Whether each of its rounds is run."""
+        return self.length is not None and self.length <= self.rounds
 
 
 class Counter(Const):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from halfstep.check.values.base import Models, Unknown, Value
 
 if TYPE_CHECKING:
-    from halfstep.check.interpreter.loops import Loop
     from halfstep.check.source.module import Module
+    from halfstep.check.values.numbers import Loop
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
