@@ -18,7 +18,7 @@ from halfstep.check.torch_models.optimizers import Optimizer, as_optimizer
 from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.torch_models.scales import Scaled
 from halfstep.check.values.base import NOBODY, Const, External, Unknown, Value
-from halfstep.check.values.call import Call, has_training_objects
+from halfstep.check.values.call import Call, has_training_objects, makes_new
 from halfstep.check.values.containers import Sequence
 from halfstep.check.values.objects import Class, Function, Instance, Parent, Scope
 from halfstep.check.values.state import FunctionNode
@@ -106,9 +106,9 @@ class Calls:
         depends = NOBODY.union(*(v.models for v in values))
         if not known and function.last not in _HARMLESS:
             depends |= NOBODY.union(*(v.parts() for v in values))
-        return self._machine.unknown(
-            models=NOBODY if self._machine.state.frame.no_grad else depends
-        )
+        no_grad = self._machine.state.frame.no_grad
+        result = self._machine.unknown(models=NOBODY if no_grad else depends)
+        return result if makes_new(function.last) else result.made_by(function.name, values)
 
     def _parent(self, scope: Scope) -> Value:
         """``super()``: the class that holds the running method, and the instance."""

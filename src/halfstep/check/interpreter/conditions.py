@@ -7,10 +7,12 @@ import operator
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from halfstep.check.interpreter.knowledge import among, compared, denied
 from halfstep.check.source.inventory import last_name
 from halfstep.check.source.shapes import flushes
 from halfstep.check.torch_models.scales import ScaleRead, SkipTest
-from halfstep.check.values.base import NOBODY, Const, Unknown, Value
+from halfstep.check.values.base import NOBODY, Const, External, Unknown, Value
+from halfstep.check.values.containers import Mapping, Sequence
 from halfstep.check.values.numbers import Modulo
 from halfstep.check.values.objects import Scope
 from halfstep.rules import events as e
@@ -60,7 +62,7 @@ class Conditions:
         if len(parts) == 1:
             return parts[0]
         models = NOBODY.union(*(p.models for p in parts))
-        return Unknown((type(node.op).__name__, *(p.key for p in parts)), "", models)
+        return Unknown((type(node.op).__name__, *(p.question for p in parts)), "", models)
 
     def compare(self, node: ast.Compare, scope: Scope) -> Value:
         """The value of a comparison."""
@@ -74,7 +76,8 @@ class Conditions:
             scales = len(reads) == len(sides) == 2
             return SkipTest(reads[0].scaler, name, self._machine.state.num_steps, scales)
         if len(sides) != 2:
-            return Unknown(("compare", *(side.key for side in sides)))
+            pairs = zip(node.ops, sides, sides[1:], strict=False)
+            return self._all([self._compare_two(op, *pair) for op, *pair in pairs])
         for counted, limit in ((0, 1), (1, 0)):  # every window is read as two micro-batches
             written = (node.left, *node.comparators)[counted]
             if self._machine.loops.fills_window(written, sides[counted], sides[limit]):
@@ -84,6 +87,12 @@ class Conditions:
             return Const(False)
         return value
 
+    def _all(self, parts: list[Value]) -> Value:
+        """Whether each of `parts` holds."""
+        if any(part.truth is False for part in parts):
+            return Const(False)
+        return Unknown(("And", *(part.question for part in parts if part.truth is None)))
+
     def _compare_two(self, op: ast.cmpop, left: Value, right: Value) -> Value:
         known = self._machine.rounds.compared(op, left, right)
         if known is not None:
@@ -92,14 +101,38 @@ class Conditions:
             try:
                 return Const(_COMPARISONS[type(op)](left.value, right.value))
             except (KeyError, TypeError):
-                return self._machine.unknown()
+                return Unknown((type(op).__name__, left.key, right.key))
         if isinstance(right, Const) and right.value is None and left.truth is not None:
             return Const(isinstance(op, (ast.IsNot, ast.NotEq)))
-        key = (left.key, right.key)
-        if isinstance(op, (ast.NotEq, ast.IsNot, ast.NotIn)):
-            return Unknown(("not", ("equal", *key)))
-        equal = isinstance(op, (ast.Eq, ast.Is, ast.In))
-        return Unknown(("equal", *key) if equal else (type(op).__name__, *key))
+        if isinstance(op, (ast.In, ast.NotIn)):
+            value = _contains(left, right)
+            return value if isinstance(op, ast.In) else _negated(value)
+        question = compared(type(op).__name__, left.question, right.question)
+        return Unknown(question)
+
+    def matches(self, pattern: ast.pattern, subject: Value, scope: Scope) -> Value:
+        """Whether a ``case`` takes `subject`."""
+        if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
+            return Const(True)
+        if isinstance(pattern, ast.MatchAs) and pattern.pattern is not None:
+            return self.matches(pattern.pattern, subject, scope)
+        if isinstance(pattern, ast.MatchSingleton):
+            return self._compare_two(ast.Is(), subject, Const(pattern.value))
+        if isinstance(pattern, ast.MatchValue):
+            wanted = self._machine.evaluate(pattern.value, scope)
+            return self._compare_two(ast.Eq(), subject, wanted)
+        if isinstance(pattern, ast.MatchOr):
+            parts = [self.matches(part, subject, scope) for part in pattern.patterns]
+            if any(part.truth for part in parts):
+                return Const(True)
+            return Unknown(("Or", *(part.question for part in parts if part.truth is None)))
+        return Unknown(("case", subject.question, ast.dump(pattern)))
+
+    def takes(self, case: ast.match_case, subject: Value, scope: Scope) -> bool:
+        """Whether the path goes into a ``case``."""
+        value = self.matches(case.pattern, subject, scope)
+        truth = self._ask(value.question, True, True) if value.truth is None else value.truth
+        return truth and (case.guard is None or self.holds(case.guard, scope))
 
     def plain(self, value: Value) -> Value:
         """`value` as a condition: a remainder holds where there is one."""
@@ -130,7 +163,7 @@ class Conditions:
             self._machine.emit(e.SKIP_TEST, node, scaler=value.scaler, facts=facts)
         if value.truth is not None:
             return value.truth
-        return self._ask(value.key, main, acts)
+        return self._ask(value.question, main, acts)
 
     def _part(
         self, whole: ast.BoolOp, node: ast.expr, scope: Scope, main: bool, acts: bool
@@ -151,11 +184,25 @@ class Conditions:
             return self._machine.loops.is_last(part)
         return None
 
-    def _ask(self, key: Hashable, main: bool, acts: bool) -> bool:
-        if isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
-            return not self._ask(key[1], not main, acts)
+    def _ask(self, question: Hashable, main: bool, acts: bool) -> bool:
         self._machine.state.num_choices += 1
-        return self._machine.decide(key, main, acts)
+        return self._machine.decide(question, main, acts)
+
+
+def _contains(left: Value, right: Value) -> Value:
+    """``left in right``."""
+    if isinstance(right, Mapping) and isinstance(left, Const) and "**" not in right.items:
+        return Const(left.value in right.items)
+    if isinstance(right, Sequence) and all(isinstance(v, (Const, External)) for v in right.items):
+        if isinstance(left, Const) and not any(isinstance(v, External) for v in right.items):
+            return Const(any(v.key == left.key for v in right.items))
+        return Unknown(among(left.question, (v.key for v in right.items)))
+    return Unknown(("In", left.question, right.question))
+
+
+def _negated(value: Value) -> Value:
+    truth = value.truth
+    return Const(not truth) if truth is not None else Unknown(denied(value.question))
 
 
 def _asks_finite(node: ast.expr) -> bool:

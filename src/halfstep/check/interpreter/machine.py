@@ -19,6 +19,7 @@ from halfstep.check.interpreter.ends import Raised, Silent
 from halfstep.check.interpreter.explore import Path
 from halfstep.check.interpreter.expressions import Expressions
 from halfstep.check.interpreter.imports import Imports
+from halfstep.check.interpreter.knowledge import Knowledge
 from halfstep.check.interpreter.lengths import Lengths
 from halfstep.check.interpreter.loops import Loops
 from halfstep.check.interpreter.statements import Statements
@@ -51,6 +52,7 @@ class Machine:
         self.path = path
         self.covered = covered
         self.state = PathState()
+        self.knowledge = Knowledge(path.decide)
         self.loops = Loops(self)
         self.conditions = Conditions(self)
         self.expressions = Expressions(self)
@@ -112,7 +114,7 @@ class Machine:
 
     def decide(self, question: Hashable, main: bool = True, acts: bool = True) -> bool:
         """Which way a condition goes; the same for the same `question`."""
-        return self.path.decide(question, main, acts)
+        return self.knowledge.ask(question, main, acts)
 
     def fresh(self) -> int:
         """A number that this path has not used."""

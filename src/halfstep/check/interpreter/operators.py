@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from halfstep.check.interpreter.knowledge import denied
 from halfstep.check.source.shapes import window_begin
 from halfstep.check.torch_models.gradients import Params
 from halfstep.check.torch_models.scales import SkipTest
@@ -59,7 +60,9 @@ class Operators:
         if pair not in self._combined:  # the same operation on the same values is the same
             self._combined[pair] = ("new", self._machine.fresh())
         key = self._combined[pair]
-        return added(node.op, left, right, key) or Unknown(key, "", left.models | right.models)
+        known = added(node.op, left, right, key)
+        made = Unknown(key, "", left.models | right.models)
+        return known or made.made_by(type(node.op).__name__, [left, right])
 
     def _folded(self, op: ast.operator, left: Const, right: Const) -> Value:
         try:
@@ -80,7 +83,7 @@ class Operators:
             if isinstance(value, SkipTest):
                 return value.negated()
             truth = value.truth
-            return Const(not truth) if truth is not None else Unknown(("not", value.key))
+            return Const(not truth) if truth is not None else Unknown(denied(value.question))
         if isinstance(node.op, ast.USub) and isinstance(value, Const):
             return self._folded(ast.Sub(), Const(0), value)
         return value

@@ -47,7 +47,10 @@ class Repeats:
         before = self._state()
         result = run()
         if self._state() == before:
-            self._makers[key] = self._maker(result, arguments)
+            name = f"{function.scope.module.path}:{function.node.lineno}"
+            if type(result) is Unknown and result.is_new():
+                result.made_by(name, arguments)
+            self._makers[key] = self._maker(result, arguments, name)
         return result
 
     def _state(self) -> tuple[object, ...]:
@@ -71,11 +74,13 @@ class Repeats:
             return None
         return function.node, me, tuple(parts), tuple(named), self._machine.state.frame.no_grad
 
-    def _maker(self, result: Value, arguments: _Arguments) -> _Maker | None:
+    def _maker(self, result: Value, arguments: _Arguments, by: str) -> _Maker | None:
         if isinstance(result, Const):
             return lambda _: result
         if isinstance(result, Sequence):
-            makers = [self._maker(item, arguments) for item in result.items]
+            makers = [
+                self._maker(item, arguments, f"{by}.{i}") for i, item in enumerate(result.items)
+            ]
             known = [maker for maker in makers if maker is not None]
             if len(known) < len(makers):
                 return None
@@ -86,4 +91,9 @@ class Repeats:
         if result.models != NOBODY.union(*(arguments[i].models for i in sources)):
             return None
         name, unknown = result.name, self._machine.unknown
-        return lambda given: unknown(name, NOBODY.union(*(given[i].models for i in sources)))
+
+        def make(given: _Arguments) -> Value:
+            models = NOBODY.union(*(given[i].models for i in sources))
+            return unknown(name, models).made_by(by, given)
+
+        return make

@@ -87,9 +87,8 @@ class Statements:
 
     def _match(self, node: ast.Match, scope: Scope) -> None:
         subject = self._machine.evaluate(node.subject, scope)
-        for i, case in enumerate(node.cases):
-            last = i == len(node.cases) - 1
-            if last or self._machine.decide(("case", subject.key, ast.dump(case.pattern))):
+        for case in node.cases:
+            if self._machine.conditions.takes(case, subject, scope):
                 self.run(case.body, scope)
                 return
 

@@ -8,6 +8,7 @@ to do with their norm is no clip.
 from __future__ import annotations
 
 import ast
+from collections.abc import Hashable
 from typing import Any
 
 from halfstep.check.source.inventory import last_name
@@ -40,6 +41,10 @@ class Params(Value):
     @property
     def models(self) -> Models:  # type: ignore[override]
         return self.of
+
+    @property
+    def question(self) -> Hashable:
+        return ("parameters", self.of)
 
     def attribute(self, name: str, run: Run) -> Value:
         if name == "grad":
@@ -90,6 +95,10 @@ class Grad(Value):
 
     def __init__(self, of: Models) -> None:
         self.of = of
+
+    @property
+    def question(self) -> Hashable:
+        return ("gradients", self.of)
 
     @property
     def truth(self) -> bool | None:

@@ -17,7 +17,7 @@ from halfstep.check.torch_models.scales import backward
 from halfstep.check.torch_models.states import State
 from halfstep.check.torch_models.table import functions, methods
 from halfstep.check.values.base import NOBODY, External, Models, Unknown, Value
-from halfstep.check.values.call import Call, has_training_objects
+from halfstep.check.values.call import Call, has_training_objects, makes_new
 from halfstep.check.values.containers import Sequence
 from halfstep.check.values.objects import AVERAGE, Instance
 from halfstep.check.values.regions import roots, some
@@ -179,7 +179,8 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
     models = NOBODY.union(owner.models, *(v.models for v in values))
     if not no_grad and owner.name not in ("torch", "np"):
         models |= {owner.root}
-    return run.unknown(name, NOBODY if no_grad else models)
+    result = run.unknown(name, NOBODY if no_grad else models)
+    return result if makes_new(name) else result.made_by(f".{name}()", [owner, *values])
 
 
 def _has_parameters(owner: Unknown, run: Run) -> bool:

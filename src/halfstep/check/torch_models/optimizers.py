@@ -33,6 +33,10 @@ class Optimizer(Value):
         self.id = id_
         self.params = params
 
+    @property
+    def question(self) -> Hashable:
+        return ("optimizer", self.id)
+
     def kept_in(self, place: str, append: ast.Attribute, run: Run) -> Value:
         run.state.names.pop(self.id, None)  # the variable that held it is used again
         run.state.give_name(self.id, place)

@@ -162,3 +162,18 @@ def _divmod(call: Call, run: Run) -> Value:
     if len(values) != 2 or not isinstance(values[0], (Const, Sum)):
         return run.unknown()
     return Sequence([run.unknown(), Modulo(values[0], values[1])])
+
+
+@functions("*.getattr")
+def _getattr(call: Call, run: Run) -> Value | None:
+    """``getattr(owner, "name")``; a default counts where nothing has the attribute."""
+    values = call.given()
+    if len(values) < 2 or not isinstance(values[1], Const) or not isinstance(values[1].value, str):
+        return None
+    return values[0].attribute(values[1].value, run)
+
+
+@functions("*.bool")
+def _bool(call: Call, run: Run) -> Value:
+    value = call.first()
+    return value if value.truth is None else Const(value.truth)

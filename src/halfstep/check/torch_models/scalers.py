@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Hashable
 from typing import Any
 
 from halfstep.check.torch_models.optimizers import as_optimizer
@@ -30,6 +31,10 @@ class Scaler(Value):
     def __init__(self, id_: str, enabled: bool = True) -> None:
         self.id = id_
         self.enabled = enabled
+
+    @property
+    def question(self) -> Hashable:
+        return ("scaler", self.id)
 
     def kept_in(self, place: str, append: ast.Attribute, run: Run) -> Value:
         run.state.names.pop(self.id, None)  # the variable that held it is used again

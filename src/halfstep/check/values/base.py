@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.values.regions import AT, NAME, SOME, Step, deeper, region, some
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NOBODY: Models = frozenset()
 _NUMBERS = itertools.count()
+_MAX_DEPTH = 6  # of questions about what was made of what
 
 
 class Value:
@@ -57,6 +58,11 @@ class Value:
     def key(self) -> Hashable:
         """Equal for values that are surely the same on one path."""
         return ("value", self.number)
+
+    @property
+    def question(self) -> Hashable:
+        """Equal for values that answer a condition in the same way on one path."""
+        return self.key
 
     @property
     def truth(self) -> bool | None:
@@ -167,9 +173,10 @@ class Unknown(Value):
         name: Last part of how it is written, by which its use elsewhere is found.
         root: The object it belongs to, as ``model`` for ``model.head``.
         path: How it is reached from there.
+        depth: How often it was made of something that is not known.
     """
 
-    __slots__ = ("_key", "models", "name", "path", "root")
+    __slots__ = ("_key", "_origin", "_question", "depth", "models", "name", "path", "root")
     answers_methods = True
     has_parameters_of_its_own = True
 
@@ -186,6 +193,26 @@ class Unknown(Value):
         self.models = models
         self.root = key if root is None else root
         self.path = path
+        self.depth = 0
+        self._origin: tuple[str, tuple[Value, ...]] | None = None
+        self._question: Hashable = None
+
+    def made_by(self, name: str, values: Iterable[Value]) -> Unknown:
+        """It is what `name` makes of `values`: the same again if both are."""
+        values = tuple(values)
+        depth = max((v.depth for v in values if isinstance(v, Unknown)), default=0) + 1
+        if depth <= _MAX_DEPTH:
+            self._origin, self.depth = (name, values), depth
+        return self
+
+    @property
+    def question(self) -> Hashable:
+        if self._question is None:
+            self._question = self._key
+            if self._origin is not None:
+                name, values = self._origin
+                self._question = ("made", name, *(value.question for value in values))
+        return self._question
 
     @property
     def region(self) -> Hashable:
@@ -204,14 +231,22 @@ class Unknown(Value):
         """Whether it came out of nothing that the path has seen."""
         return isinstance(self.key, tuple) and self.key[0] == "new"
 
+    def is_made_here(self) -> bool:
+        """Whether the path met it without a name: made by a call, or one item of a list."""
+        return isinstance(self.key, tuple) and self.key[0] in ("new", "item")
+
     def attribute(self, name: str, run: Run) -> Value:
-        known = run.known_attribute(self, name)
+        known = run.state.attributes.get((self.key, name)) or run.known_attribute(self, name)
         if known is not None:
             return known
         root, path = self.root, deeper(self.path, NAME, name)
         if self.name in _SETTINGS:
             root, path = None, ()
-        return run.used_as(Unknown(("of", self.key, name), name, self.models, root, path))
+        found = Unknown(("of", self.key, name), name, self.models, root, path)
+        return run.used_as(found.made_by(f".{name}", [self]) if self._origin else found)
+
+    def assign(self, name: str, value: Value, target: ast.Attribute, run: Run) -> None:
+        run.state.attributes[self.key, name] = value
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:
         return run.method_of_unknown(self, name, call)
@@ -224,10 +259,16 @@ class Unknown(Value):
         name = at if isinstance(at, str) else ""
         key = ("at", self.key, repr(at)) if at is not None else ("new", run.fresh())
         path = deeper(self.path, AT if at is not None else SOME, ast.unparse(node.slice))
-        return run.used_as(Unknown(key, name, self.models, self.root, path))
+        found = Unknown(key, name, self.models, self.root, path)
+        return run.used_as(found.made_by("[]", [self, index]))
 
     def unpacked(self, index: int, run: Run) -> Value:
-        return Unknown(("at", self.key, repr(index)), "", self.models)
+        found = Unknown(("at", self.key, repr(index)), "", self.models)
+        return found.made_by("[]", [self, Const(index)]) if self._origin else found
+
+    def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
+        for i in range(rounds):  # the same items again in another loop over it
+            yield Unknown(("item", self.key, i), "", self.models)
 
     def parts(self) -> Models:
         return self.models | frozenset([self.region])

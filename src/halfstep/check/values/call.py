@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,18 @@ class Given(Call):
     def count(self) -> int:
         """Number of arguments."""
         return len(self.all())
+
+
+# Calls that give something else each time: an object, a batch, a number by chance.
+_NEW = re.compile(
+    r"^[A-Z]|(^|_)(next|pop|popleft|sample|batch|batches|read|recv|poll|fetch|load|rand|random|step"
+    r"|draw|generate|time|perf|forward|clone|copy|deepcopy|__call__)(_|$)"
+)
+
+
+def makes_new(name: str) -> bool:
+    """Whether two calls of a function or method with equal arguments may give different things."""
+    return bool(_NEW.search(name))
 
 
 def has_training_objects(value: Value) -> bool:

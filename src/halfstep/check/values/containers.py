@@ -31,6 +31,12 @@ class Sequence(Value):
         return NOBODY.union(*(item.models for item in self.items))
 
     @property
+    def question(self) -> Hashable:
+        if len(self.items) > MAX_ITEMS:
+            return self.key
+        return ("sequence", *(item.question for item in self.items))
+
+    @property
     def truth(self) -> bool | None:
         return bool(self.items)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfstep.check.source.inventory import last_name
 from halfstep.check.source.module import OPTIMIZERS
-from halfstep.check.values.base import External, Models, Unknown, Value
+from halfstep.check.values.base import Const, External, Models, Unknown, Value
 from halfstep.check.values.call import Given
 from halfstep.check.values.containers import Mapping
 from halfstep.check.values.state import FunctionNode
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from halfstep.check.values.run import Run
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_ENUMS = frozenset(["Enum", "StrEnum", "IntEnum", "Flag"])
 _MODULES = frozenset(["Module", "Sequential", "ModuleList"])
 # A moving average, by its name alone: there are as many classes for it as projects.
 AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])|[Mm]oving_?[Aa]verage")
@@ -143,6 +144,17 @@ class Class(Value):
     def likeness(self, depth: int) -> Hashable | None:
         return self.node
 
+    def attribute(self, name: str, run: Run) -> Value:
+        found = self.member(name)
+        if isinstance(found, _FUNCTIONS):
+            bound = {"classmethod", "staticmethod"} & {last_name(d) for d in found.decorator_list}
+            return Function(found, self.home(name), self if bound == {"classmethod"} else None)
+        if found is None:
+            return run.unknown(name).made_by(f".{name}", [self])
+        if self._has_base(_ENUMS):
+            return EnumMember(self, name, found)
+        return run.evaluate(found, self.scope)
+
     def method_node(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """The definition of a method, in this class alone."""
         methods = (item for item in self.node.body if isinstance(item, _FUNCTIONS))
@@ -194,6 +206,28 @@ class Class(Value):
     def is_average(self) -> bool:
         """Whether its name says that it is a moving average of a model."""
         return bool(AVERAGE.search(self.node.name))
+
+
+class EnumMember(Const):
+    """A member of an enumeration of the project."""
+
+    __slots__ = ("_cls", "_node")
+
+    def __init__(self, cls: Class, name: str, node: ast.expr) -> None:
+        super().__init__(f"{cls.node.name}.{name}")
+        self._cls = cls
+        self._node = node
+
+    @property
+    def truth(self) -> bool | None:
+        return True
+
+    def attribute(self, name: str, run: Run) -> Value:
+        if name == "value":
+            return run.evaluate(self._node, self._cls.scope)
+        if name == "name":
+            return Const(self.value.rpartition(".")[2])
+        return super().attribute(name, run)
 
 
 class Instance(Value):

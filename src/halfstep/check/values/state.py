@@ -64,6 +64,7 @@ class PathState:
         trained: Modules that a backward has reached.
         averages: Moving averages of modules.
         names: Provisional name of an object to that of its variable.
+        attributes: What was assigned to attributes of objects that are not known.
     """
 
     frame: Frame = field(default_factory=Frame)
@@ -82,6 +83,8 @@ class PathState:
     trained: set[Hashable] = field(default_factory=set)
     averages: set[Hashable] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
+    attributes: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     @property
     def module(self) -> Module:
@@ -125,9 +128,9 @@ class PathState:
 
     def name_of(self, value: Unknown) -> str:
         """Of a scaler, optimizer or schedule that only its use shows: one per object."""
-        if value.is_new():
-            assert isinstance(value.key, tuple)
-            own = f"{value.name}#{value.key[1]}"
-            self.names[own] = value.name
-            return own
-        return value.name
+        if not value.is_made_here():
+            return value.name
+        number = self._numbers.setdefault(value.key, len(self._numbers) + 1)
+        own = f"{value.name}#{number}"
+        self.names[own] = value.name
+        return own
