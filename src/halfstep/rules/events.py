@@ -54,6 +54,11 @@ def is_around(outer: Event, inner: Event) -> bool:
     return len(loops) < len(own) and bool(own[: len(loops)] == loops)
 
 
+def is_deeper(inner: Event, outer: Event) -> bool:
+    """Whether `inner` stands in a branch that the reader chose and `outer` does not."""
+    return (inner.fact("chosen") or 0) > (outer.fact("chosen") or 0)
+
+
 # Construction. SCALER facts: enabled, device, growth_interval, backoff_factor, growth_factor,
 # variable (that holds it, also of SCALE and LOAD). OPTIMIZER facts: eps, fused, name.
 SCALER, OPTIMIZER, SCHEDULE_MADE = "scaler", "optimizer", "schedule made"

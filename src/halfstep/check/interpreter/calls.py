@@ -11,10 +11,10 @@ from halfstep.check.interpreter.ends import Returned
 from halfstep.check.interpreter.repeats import Repeats
 from halfstep.check.source.inventory import last_name
 from halfstep.check.source.shapes import is_abstract, is_manager
-from halfstep.check.torch_models import averages, models, table
+from halfstep.check.torch_models import averages, models, own, table
 from halfstep.check.torch_models.contexts import Context
 from halfstep.check.torch_models.gradients import Grad
-from halfstep.check.torch_models.optimizers import Optimizer, as_optimizer
+from halfstep.check.torch_models.optimizers import Optimizer
 from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.torch_models.scales import Scaled
 from halfstep.check.values.base import NOBODY, Const, External, Unknown, Value
@@ -59,7 +59,7 @@ class Calls:
         function = owner.attribute(name, self._machine)
         if isinstance(owner, Parent) and not isinstance(function, Function):
             call.evaluate_all()  # a base class from outside keeps what it is given
-            return self._machine.unknown(name)
+            return own.of_base(owner.me, name, call, self._machine)
         return self.apply(function, call)
 
     def _of_instance(self, owner: Instance, name: str, call: Call) -> Value | None:
@@ -69,9 +69,12 @@ class Calls:
                 result = models.inherited(owner, name, call, self._machine)
                 if result is not None:
                     return result
-            elif (optimizer := as_optimizer(owner, self._machine)) is not None:
-                return optimizer.method(name, call, self._machine)
+            else:
+                part = own.part_of(owner, self._machine)
+                if part is not None:
+                    return part.method(name, call, self._machine)
         averages.update_of_project(owner, name, call, self._machine)
+        own.moved(owner, name, call, self._machine)
         return None
 
     def apply(self, function: Value, call: Call) -> Value:
@@ -105,7 +108,9 @@ class Calls:
             values = [v for v in values if not isinstance(v, Unknown) or v.key == v.root]
         depends = NOBODY.union(*(v.models for v in values))
         if not known and function.last not in _HARMLESS:
-            depends |= NOBODY.union(*(v.parts() for v in values))
+            given = [v for v in values if v.holds_weights(self._machine)]
+            others = [v for v in values if len(given) < 2 or v not in given]
+            depends |= NOBODY.union(*(v.parts() for v in others)) | models.inside(given)
         no_grad = self._machine.state.frame.no_grad
         result = self._machine.unknown(models=NOBODY if no_grad else depends)
         return result if makes_new(function.last) else result.made_by(function.name, values)
@@ -123,11 +128,12 @@ class Calls:
     def make(self, cls: Class, call: Call) -> Value:
         """An object of a class of the project."""
         instance = Instance(cls)
+        own.made(instance, call, self._machine)
         if cls.member("__init__") is not None:
             function = instance.attribute("__init__", self._machine)
             if isinstance(function, Function):
                 self.run(function, call.given(), call.named())
-        else:  # a dataclass
+        elif own.part_of(instance, self._machine) is None:  # a dataclass
             fields = (n.target for n in cls.node.body if isinstance(n, ast.AnnAssign))
             names = [name for target in fields if (name := last_name(target))]
             instance.attributes.update(zip(names, call.given(), strict=False))

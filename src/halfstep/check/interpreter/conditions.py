@@ -102,8 +102,10 @@ class Conditions:
                 return Const(_COMPARISONS[type(op)](left.value, right.value))
             except (KeyError, TypeError):
                 return Unknown((type(op).__name__, left.key, right.key))
-        if isinstance(right, Const) and right.value is None and left.truth is not None:
-            return Const(isinstance(op, (ast.IsNot, ast.NotEq)))
+        if isinstance(right, Const) and right.value is None:
+            is_none = left.is_none(self._machine)
+            if is_none is not None:
+                return Const(is_none is isinstance(op, (ast.Is, ast.Eq)))
         if isinstance(op, (ast.In, ast.NotIn)):
             value = _contains(left, right)
             return value if isinstance(op, ast.In) else _negated(value)

@@ -25,10 +25,11 @@ from halfstep.check.interpreter.loops import Loops
 from halfstep.check.interpreter.statements import Statements
 from halfstep.check.source.project import Project
 from halfstep.check.torch_models import table
-from halfstep.check.torch_models.models import of_unknown, used_as
+from halfstep.check.torch_models.models import has_parameters, of_unknown, used_as
+from halfstep.check.torch_models.own import part_of
 from halfstep.check.values.base import NOBODY, External, Models, Unknown, Value
 from halfstep.check.values.call import Call
-from halfstep.check.values.objects import Class, Function, Scope
+from halfstep.check.values.objects import Class, Function, Instance, Scope
 from halfstep.check.values.regions import roots
 from halfstep.check.values.state import PathState
 from halfstep.rules import events as e
@@ -99,6 +100,11 @@ class Machine:
         """Call a method of an object that is known by its use alone."""
         return of_unknown(owner, name, call, self)
 
+    def inherited_attribute(self, owner: Instance, name: str) -> Value | None:
+        """An attribute that an object of the project has from torch."""
+        part = part_of(owner, self)
+        return part.attribute(name, self) if part is not None else None
+
     def known_attribute(self, owner: Unknown, name: str) -> Value | None:
         """An attribute of such an object, if torch gives it a meaning."""
         answer = table.attributes.find(name)
@@ -107,6 +113,10 @@ class Machine:
     def used_as(self, value: Unknown) -> Value:
         """A scaler, optimizer or schedule where the file uses the name as one."""
         return used_as(value, self)
+
+    def is_model(self, owner: Unknown) -> bool:
+        """Whether its parameters are asked for, in an optimizer or anywhere in the file."""
+        return has_parameters(owner, self)
 
     def saves_scaler(self) -> bool:
         """Whether the file, or one that it imports, takes the state of a scaler anywhere."""
@@ -131,14 +141,21 @@ class Machine:
     def emit(self, kind: str, node: ast.AST, **fields: Any) -> None:
         """Record an event at `node`."""
         state, facts = self.state, fields.get("facts", {})
+        if kind == state.fails_in:
+            state.fails_in = ""
+            raise Raised
         if kind == e.BACKWARD:
-            if state.fails_in_backward:
-                state.fails_in_backward = False
-                raise Raised
             state.trained |= roots(facts["models"] or ())
             state.note_backward()
+            state.note_gradients(facts["models"], True)
         elif kind == e.STEP:
             state.num_steps += 1
+        elif kind == e.OPTIMIZER:
+            self._note_cleared(fields["optimizers"], None, made=True)
+        elif kind == e.ZERO_GRAD:
+            self._note_cleared(fields.get("optimizers", ()), facts.get("models"))
+        if kind in (e.BACKWARD, e.ZERO_GRAD) and state.frame.chosen:
+            facts = {**facts, "chosen": state.frame.chosen}
         if kind in (e.STEP, *_MOVED):
             facts = {**facts, "loops": self.loops.lines()}
         if kind in (e.ZERO_GRAD, *_MOVED) and (state.frame.guarded or state.after_skip_test):
@@ -146,3 +163,10 @@ class Machine:
         if facts:
             fields["facts"] = facts
         self.path.events.append(Event(kind, state.module.place(node), **fields))
+
+    def _note_cleared(
+        self, optimizers: tuple[str, ...], models: Models | None, made: bool = False
+    ) -> None:
+        for of in [self.state.optimizers.get(o) for o in optimizers] or [models]:
+            if not made or (of and self.state.has_gradients(of) is None):
+                self.state.note_gradients(of, False)

@@ -10,6 +10,7 @@ from halfstep.check.interpreter.ends import LoopContinued, LoopLeft, Raised, Ret
 from halfstep.check.source.shapes import leaves
 from halfstep.check.values.base import Const
 from halfstep.check.values.objects import Class, Function, Scope
+from halfstep.rules import events as e
 
 if TYPE_CHECKING:
     from halfstep.check.interpreter.machine import Machine
@@ -106,7 +107,7 @@ class Statements:
             if fails and not trains:
                 self.run(handlers[0].body, scope)
                 return
-            state.fails_in_backward |= fails
+            state.fails_in = self._point(node) if fails else state.fails_in
             try:
                 self.run(node.body, scope)
             except Raised:
@@ -115,13 +116,19 @@ class Statements:
                 self.run((handlers or node.handlers)[0].body, scope)
                 return
             finally:
-                state.fails_in_backward = False
+                state.fails_in = ""
             self.run(node.orelse, scope)
         finally:
             self.run(node.finalbody, scope)
 
     def _fails(self, acts: bool) -> bool:
         return self._machine.decide(("raises", self._machine.fresh()), False, acts)
+
+    def _point(self, node: ast.Try) -> str:
+        """Where the body runs out of memory: in its backward, or when a step makes its state."""
+        names = self._machine.state.module.called_names(node)
+        in_step = "unscale_" in names and self._machine.decide(("in step", node), False)
+        return e.STEP if in_step else e.BACKWARD
 
     def _trains(self, node: ast.Try) -> bool:
         """Whether memory may run out half-way through the body: in its backward."""

@@ -102,9 +102,24 @@ class Facts:
             return True
         # a scaler of features has none of these
         used = ("step", "update", "unscale_")
+        if name in self._unpacked_scales:  # of the project's own: torch's gives the loss alone
+            return False
         return self._module.kind_of(name) == "scaler" and any(
             self._module.calls_anywhere(name.lower(), method) for method in used
         )
+
+    @functools.cached_property
+    def _unpacked_scales(self) -> set[str]:
+        """Names whose ``scale`` gives several values."""
+        return {
+            last(node.value.func.value)
+            for node in self.nodes(ast.Assign)
+            if isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Attribute)
+            and node.value.func.attr == "scale"
+            and len(node.value.args) == 1
+            and any(isinstance(target, ast.Tuple) for target in node.targets)
+        }
 
     def has_scaler(self) -> bool:  # noqa: D102
         if self._scalers:

@@ -42,7 +42,8 @@ def _new_average(call: Call, run: Run) -> Value:
 
 def update_of_project(owner: Instance, name: str, call: Call, run: Run) -> None:
     """A moving average of the project's own moves; its code is followed as well."""
-    if owner.cls.is_average() and name in UPDATES and call.count():
+    is_average = owner.cls.is_average() and name in UPDATES
+    if is_average and any(v.holds_weights(run) for v in call.all()):
         models = NOBODY.union(*(v.parts() for v in call.all()))
         _record(call, f"{owner.cls.node.name}#{owner.number}", models, run)
 

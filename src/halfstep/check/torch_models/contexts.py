@@ -58,7 +58,7 @@ class NoGrad(Context):
 
 def no_sync(run: Run) -> Context:
     """DDP's, in which gradients are not exchanged."""
-    facts = {"chosen": run.state.frame.chosen}
+    facts = {"chosen": run.state.frame.chosen > 0}
     return Context(e.NO_SYNC_ENTER, e.NO_SYNC_EXIT, facts)
 
 

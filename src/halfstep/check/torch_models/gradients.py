@@ -18,7 +18,7 @@ from halfstep.check.torch_models.table import functions, operators, watches
 from halfstep.check.values.base import Const, External, Models, Value
 from halfstep.check.values.call import Call
 from halfstep.check.values.containers import flat
-from halfstep.check.values.regions import some
+from halfstep.check.values.regions import Part, some
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
 
@@ -77,6 +77,9 @@ class Params(Value):
             _record_edit(node, _how_operated(node, value), self.of, run)
         return True
 
+    def holds_weights(self, run: Run) -> bool:
+        return True
+
     def kept_in(self, place: str, append: ast.Attribute, run: Run) -> Value:
         if not run.state.frame.chosen:
             return self
@@ -103,6 +106,10 @@ class Grad(Value):
     @property
     def truth(self) -> bool | None:
         return None
+
+    def is_none(self, run: Run) -> bool | None:
+        present = run.state.has_gradients(self.of)
+        return None if present is None else not present
 
     def attribute(self, name: str, run: Run) -> Value:
         return self
@@ -234,6 +241,9 @@ def _record_clip(node: ast.AST, models: Models, limits: list[Value], run: Run) -
 
 
 def _record_edit(node: ast.AST, how: str, models: Models | None, run: Run) -> None:
+    if how == "zero" and not any(isinstance(of, Part) for of in models or ()):
+        run.emit(e.ZERO_GRAD, node, facts={"models": models})
+        return
     run.emit(e.EDIT, node, facts={"how": how, "models": models})
 
 

@@ -20,7 +20,7 @@ from halfstep.check.values.base import NOBODY, External, Models, Unknown, Value
 from halfstep.check.values.call import Call, has_training_objects, makes_new
 from halfstep.check.values.containers import Sequence
 from halfstep.check.values.objects import AVERAGE, Instance
-from halfstep.check.values.regions import roots, some
+from halfstep.check.values.regions import ANYTHING, roots, some
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
 
@@ -74,6 +74,16 @@ def inherited(owner: Instance, name: str, call: Call, run: Run) -> Value | None:
     if name in ("zero_grad", "state_dict", "no_sync", "clip_grad_norm_"):
         return of_unknown(Unknown(owner.key), name, call, run)
     return None
+
+
+def inside(given: list[Value]) -> Models:
+    """What comes out of a call of something unknown depends on, by the models that it is given.
+
+    The one model, or perhaps any of several: an inferer may run one of them without gradients.
+    """
+    if len(given) > 1:
+        return frozenset([ANYTHING])
+    return NOBODY.union(*(v.parts() for v in given))
 
 
 def forward(models: Models, call: Call, run: Run) -> Value:
@@ -164,26 +174,27 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
     """Methods that are known by more than their names, or not at all."""
     if name == "__call__" and owner.name == "no_sync":
         return no_sync(run)
-    if name in UPDATES and AVERAGE.search(owner.name):
+    given = [v for v in call.all() if v.holds_weights(run)]
+    if name in UPDATES and AVERAGE.search(owner.name) and (given or not call.count()):
         return update_by_name(owner, call, run)
     if name in _SAME:
-        if owner.root in run.state.averages or _has_parameters(owner, run):
+        if owner.root in run.state.averages or has_parameters(owner, run):
             _cast(owner.root, name, call, run)  # data go through the loss too
         return owner
     values = call.all()
     if any(has_training_objects(v) for v in values):
         return None
     no_grad = run.state.frame.no_grad
-    if name in ("__call__", "forward") and not no_grad and _has_parameters(owner, run):
+    if name in ("__call__", "forward") and not no_grad and has_parameters(owner, run):
         run.emit(e.FORWARD, call.node, facts={"models": frozenset([owner.root])})
-    models = NOBODY.union(owner.models, *(v.models for v in values))
+    models = NOBODY.union(owner.models, *(v.models for v in values)) | inside(given)
     if not no_grad and owner.name not in ("torch", "np"):
         models |= {owner.root}
     result = run.unknown(name, NOBODY if no_grad else models)
     return result if makes_new(name) else result.made_by(f".{name}()", [owner, *values])
 
 
-def _has_parameters(owner: Unknown, run: Run) -> bool:
+def has_parameters(owner: Unknown, run: Run) -> bool:
     """Whether its parameters are asked for, in an optimizer or anywhere in the file."""
     owned = run.state.optimizers.values()
     if any(of and owner.root in roots(of) for of in owned):

@@ -14,11 +14,11 @@ from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import NOBODY, Models, Unknown, Value
 from halfstep.check.values.call import Call
 from halfstep.check.values.containers import Mapping, Sequence
-from halfstep.check.values.objects import Instance, Method
+from halfstep.check.values.objects import Instance, Method, is_schedule_name
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
 
-_OWN = "(optimizer)"  # the attribute of an optimizer of the project's that holds what it is
+OWN = "(of torch)"  # the attribute of an object of the project that says what of torch it is
 
 
 class Optimizer(Value):
@@ -67,24 +67,14 @@ def as_optimizer(value: Value, run: Run) -> Optimizer | None:
     """An optimizer, also where only its use says so."""
     if isinstance(value, Optimizer):
         return value
-    if isinstance(value, Instance) and value.cls.is_optimizer():
-        return _own_optimizer(value, run)
+    if isinstance(value, Instance):
+        own = value.attributes.get(OWN)
+        return own if isinstance(own, Optimizer) else None
     if isinstance(value, Unknown) and value.name:
         name = run.state.name_of(value)
         run.state.optimizers.setdefault(name, None)
         return Optimizer(name, None)
     return None
-
-
-def _own_optimizer(value: Instance, run: Run) -> Optimizer:
-    """Of a class of the project; what its own methods do is followed there."""
-    known = value.attributes.get(_OWN)
-    if isinstance(known, Optimizer):
-        return known
-    made = Optimizer(f"{value.cls.node.name}#{run.fresh()}", None)
-    value.attributes[_OWN] = made
-    run.state.optimizers[made.id] = None
-    return made
 
 
 def _new_optimizer(name: str, call: Call, run: Run) -> Value:
@@ -128,11 +118,7 @@ class Schedule(Value):
         return run.unknown()
 
 
-def _is_schedule(name: str) -> bool:
-    return "lr_scheduler" in name or name.endswith(("LR", "Restarts"))
-
-
-@functions.where(_is_schedule)
+@functions.where(is_schedule_name)
 def _new_schedule(call: Call, run: Run) -> Value:
     known = (v for v in call.all() if not isinstance(v, Unknown))
     owners = [owner for v in known if (owner := as_optimizer(v, run)) is not None]

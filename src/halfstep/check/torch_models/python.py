@@ -177,3 +177,21 @@ def _getattr(call: Call, run: Run) -> Value | None:
 def _bool(call: Call, run: Run) -> Value:
     value = call.first()
     return value if value.truth is None else Const(value.truth)
+
+
+@functions("*.next")
+def _next(call: Call, run: Run) -> Value:
+    """One of all that a value stands for, or something new."""
+    value = call.first()
+    return value if value.stands_for_all else run.unknown(models=value.models)
+
+
+@functions("*.any", "*.all")
+def _any(call: Call, run: Run) -> Value | None:
+    """Of what is known item by item."""
+    value = call.first()
+    items = [value.each] if isinstance(value, Repeated) else getattr(value, "items", None)
+    if not isinstance(items, list) or any(item.truth is None for item in items):
+        return None if has_training_objects(value) else run.unknown(models=value.models)
+    last = ast.unparse(call.node.func).rpartition(".")[2]
+    return Const((any if last == "any" else all)(item.truth for item in items))

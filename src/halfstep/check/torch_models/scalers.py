@@ -87,8 +87,10 @@ class Scaler(Value):
             run.emit(e.OPAQUE, call.node, scaler=self.id, facts={"models": None})
             return run.unknown()
         kind = e.STEP if method == "step" else e.UNSCALE
-        closure = len(call.node.args) > 1 or "closure" in call.names()
-        facts: dict[str, Any] = {"closure": True} if closure else {}
+        closures = [*call.given()[1:], *call.named().values()]
+        facts: dict[str, Any] = {}
+        if any(closure.truth is not False for closure in closures):
+            facts["closure"] = all(closure.truth for closure in closures) or "perhaps"
         if run.state.finite_known:
             facts["guarded"] = True
         who = (optimizer.id,)

@@ -26,6 +26,9 @@ class State(Value):
         self.owner = owner
         self.entry: Place | None = None  # where it stands in a dict that is written out
 
+    def holds_weights(self, run: Run) -> bool:
+        return self.kind == "model"
+
     def entered_at(self, place: Place) -> None:
         self.entry = place
 

@@ -71,11 +71,15 @@ class Value:
 
     def attribute(self, name: str, run: Run) -> Value:
         """``value.name``."""
-        return run.unknown(name, self.models)
+        return run.unknown(name, self.models).made_by(f".{name}", [self])
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:
         """``value.name(...)``; ``None`` where nobody knows what it does."""
         return None
+
+    def is_none(self, run: Run) -> bool | None:
+        """Whether it is ``None``; ``None`` if nobody knows."""
+        return None if self.truth is None else False
 
     def called(self, call: Call, run: Run) -> Value | None:
         """``value(...)``; ``None`` where nobody knows what it does."""
@@ -83,7 +87,7 @@ class Value:
 
     def item(self, index: Value, node: ast.Subscript, run: Run) -> Value:
         """``value[index]``."""
-        return run.unknown(models=self.models)
+        return run.unknown(models=self.models).made_by("[]", [self, index])
 
     def unpacked(self, index: int, run: Run) -> Value:
         """What the `index`-th name of a tuple on the left gets."""
@@ -109,6 +113,10 @@ class Value:
 
     def entered_at(self, place: Place) -> None:
         """It stands in a dict that is written out."""
+
+    def holds_weights(self, run: Run) -> bool:
+        """Whether it is a model, its parameters or its state, not something it has computed."""
+        return False
 
     def parts(self) -> Models:
         """Modules that may be in it."""
@@ -157,6 +165,9 @@ class Const(Value):
     @property
     def truth(self) -> bool | None:
         return bool(self.value)
+
+    def is_none(self, run: Run) -> bool | None:
+        return self.value is None
 
     def likeness(self, depth: int) -> Hashable | None:
         return self.key
@@ -269,6 +280,9 @@ class Unknown(Value):
     def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
         for i in range(rounds):  # the same items again in another loop over it
             yield Unknown(("item", self.key, i), "", self.models)
+
+    def holds_weights(self, run: Run) -> bool:
+        return run.is_model(self)
 
     def parts(self) -> Models:
         return self.models | frozenset([self.region])

@@ -26,6 +26,12 @@ _MODULES = frozenset(["Module", "Sequential", "ModuleList"])
 AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])|[Mm]oving_?[Aa]verage")
 
 
+def is_schedule_name(name: str) -> bool:
+    """Whether a dotted name is that of a learning-rate schedule."""
+    last = name.rpartition(".")[2]
+    return "lr_scheduler" in name or last.endswith(("LR", "Restarts", "LRScheduler"))
+
+
 class Scope:
     """Names of a function's frame or of a module."""
 
@@ -203,6 +209,14 @@ class Class(Value):
         """Whether it is an optimizer of torch."""
         return self._has_base(OPTIMIZERS | {"Optimizer"})
 
+    def is_schedule(self) -> bool:
+        """Whether it is a learning-rate schedule of torch."""
+        return any(
+            isinstance(base, External) and is_schedule_name(base.name)
+            for cls in self.ancestry()
+            for base in cls.bases
+        )
+
     def is_average(self) -> bool:
         """Whether its name says that it is a moving average of a model."""
         return bool(AVERAGE.search(self.node.name))
@@ -256,6 +270,8 @@ class Instance(Value):
         found = self.cls.member(name)
         if isinstance(found, _FUNCTIONS):
             return self._method(found, name, run)
+        if found is None and (inherited := run.inherited_attribute(self, name)) is not None:
+            return inherited
         value = (
             run.evaluate(found, self.cls.scope)
             if found is not None
@@ -289,6 +305,9 @@ class Instance(Value):
         inside = self.attributes.values() if self.cls.is_module() else ()
         own: Models = frozenset([self.key])
         return own.union(*(v.parts() for v in inside if v.has_parameters_of_its_own))
+
+    def holds_weights(self, run: Run) -> bool:
+        return self.cls.is_module()
 
     def training_objects(self) -> Iterator[Value]:
         return (item for item in self.attributes.values() if item.is_training)

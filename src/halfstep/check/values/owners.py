@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from halfstep.check.values.regions import Models, is_some, overlap
+from halfstep.check.values.regions import ANYTHING, Models, is_some, overlap
 
 Known = dict[str, Models | None]
 
@@ -34,6 +34,8 @@ def owners(
         return (), tuple(known)
     if not (given and models and all(_is_made_with(one, known) for one in models)):
         maybe |= {o for o, of in known.items() if not of}
+    if ANYTHING in (models or ()):
+        maybe |= {*known} - sure
     sure -= maybe
     return tuple(o for o in known if o in sure), tuple(o for o in known if o in maybe)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 Step = tuple[str, str]
 Models = frozenset[Hashable]
 NAME, AT, SOME = "name", "at", "some"
+ANYTHING = ("anything",)  # a model that was given to something nobody knows: perhaps it is in it
 _WRAPPERS = frozenset(["module", "_orig_mod"])  # the model itself, in DDP and torch.compile
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from halfstep.check.values.base import NOBODY, External, Models, Unknown, Value
 from halfstep.check.values.call import Call
-from halfstep.check.values.objects import Class, Function, Scope
+from halfstep.check.values.objects import Class, Function, Instance, Scope
 from halfstep.check.values.state import PathState
 
 
@@ -75,11 +75,17 @@ class Run(Protocol):
     def method_of_unknown(self, owner: Unknown, name: str, call: Call) -> Value | None:
         """Call a method of an object that is known by its use alone."""
 
+    def inherited_attribute(self, owner: Instance, name: str) -> Value | None:
+        """An attribute that an object of the project has from torch."""
+
     def known_attribute(self, owner: Unknown, name: str) -> Value | None:
         """An attribute of such an object, if torch gives it a meaning."""
 
     def saves_scaler(self) -> bool:
         """Whether the file, or one that it imports, takes the state of a scaler anywhere."""
+
+    def is_model(self, owner: Unknown) -> bool:
+        """Whether its parameters are asked for, in an optimizer or anywhere in the file."""
 
     def used_as(self, value: Unknown) -> Value:
         """A scaler, optimizer or schedule where the file uses the name as one."""

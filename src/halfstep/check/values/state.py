@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from halfstep.check.values.base import Models, Unknown, Value
+from halfstep.check.values.regions import roots
 
 if TYPE_CHECKING:
     from halfstep.check.source.module import Module
@@ -25,7 +26,7 @@ class Frame(NamedTuple):
         functions: Definitions that are running, outermost first.
         loops: Loops that are running, outermost first.
         no_grad: Whether no gradients are recorded.
-        chosen: Whether it is in a branch that the path chose without knowing.
+        chosen: Depth of branches that the path chose without knowing.
         guarded: Whether it is in a branch under a test for a skipped step.
         uncertain: Depth of branches that are run without a decision whether they are.
         uncertain_at_call: The same where the running function was called.
@@ -36,7 +37,7 @@ class Frame(NamedTuple):
     functions: tuple[FunctionNode, ...] = ()
     loops: tuple[Loop, ...] = ()
     no_grad: bool = False
-    chosen: bool = False
+    chosen: int = 0
     guarded: bool = False
     uncertain: int = 0
     uncertain_at_call: int = 0
@@ -58,12 +59,14 @@ class PathState:
         finite_known: Whether the program has asked if the gradients are finite.
         after_skip_test: Whether the other branch of a test for a skipped step has left.
         has_failed: Whether something has raised: once is enough on one path.
-        fails_in_backward: Whether the next backward raises.
+        fails_in: The kind of event that raises when it comes next; empty for none.
         carrying: The scaler whose scale the last backward had.
         optimizers: Name to the regions of the parameters, ``None`` if nobody knows them.
         trained: Modules that a backward has reached.
         averages: Moving averages of modules.
         names: Provisional name of an object to that of its variable.
+        gradients: Module to whether its parameters have gradients now.
+        gradients_elsewhere: The same for all other modules, ``None`` if nobody knows.
         attributes: What was assigned to attributes of objects that are not known.
     """
 
@@ -77,13 +80,15 @@ class PathState:
     finite_known: bool = False
     after_skip_test: bool = False
     has_failed: bool = False
-    fails_in_backward: bool = False
+    fails_in: str = ""
     carrying: str | None = None
     optimizers: dict[str, Models | None] = field(default_factory=dict)
     trained: set[Hashable] = field(default_factory=set)
     averages: set[Hashable] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     attributes: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
+    gradients: dict[Hashable, bool] = field(default_factory=dict)
+    gradients_elsewhere: bool | None = None
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     @property
@@ -105,7 +110,7 @@ class PathState:
     def entered_branch(self, tested: bool = False, chosen: bool = False) -> Any:
         """In a branch under a test for a skip, or one that the path chose without knowing."""
         frame = self.frame
-        return self.entered(guarded=frame.guarded or tested, chosen=frame.chosen or chosen)
+        return self.entered(guarded=frame.guarded or tested, chosen=frame.chosen + chosen)
 
     def entered_uncertain(self) -> Any:
         """In a branch that may not run: what is set in it is not known for certain."""
@@ -120,6 +125,19 @@ class PathState:
         self.finite_known = False
         self.after_skip_test = False
 
+    def note_gradients(self, models: Models | None, present: bool) -> None:
+        """From now on the parameters of `models` have gradients, or have none."""
+        if not models:
+            self.gradients.clear()
+            self.gradients_elsewhere = present
+        for root in roots(models or ()):
+            self.gradients[root] = present
+
+    def has_gradients(self, models: Models) -> bool | None:
+        """Whether the parameters of `models` have gradients now."""
+        found = {self.gradients.get(root, self.gradients_elsewhere) for root in roots(models)}
+        return found.pop() if len(found) == 1 else None
+
     def give_name(self, id_: str, variable: str) -> None:
         """Show an object under its first variable, each object under a name of its own."""
         if id_ not in self.names:
@@ -132,5 +150,5 @@ class PathState:
             return value.name
         number = self._numbers.setdefault(value.key, len(self._numbers) + 1)
         own = f"{value.name}#{number}"
-        self.names[own] = value.name
+        self.give_name(own, value.name)
         return own

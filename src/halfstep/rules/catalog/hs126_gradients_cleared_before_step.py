@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import STEP, Event, Place
+from halfstep.rules.events import STEP, Event, Place, is_deeper
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import STEPPED, UNSCALED, Ledger, Window
 from halfstep.rules.rule import Hit, OrderRule
@@ -67,6 +67,9 @@ for x, y in batches:
         if scale.stage(window.optimizer) == STEPPED:  # HS107 speaks of it
             return
         if window.dropped and window.cleared:
+            if is_deeper(window.cleared, window.dropped[-1].event):
+                self._moves.add(window.optimizer)  # on one way: a window is left out so
+                return
             place = window.cleared.where
             again = place in self._idle and self._idle[place][-1].where == event.where
             self._idle[place] = window.optimizer, window.dropped[-1].event, event
