@@ -75,9 +75,9 @@ FORWARD, LOSS, SCALE, BACKWARD = "forward", "loss", "scale", "backward"
 
 # Gradients. CLIP facts: how ("norm", "value", "hand"), max_norm (a number, if constant),
 # max_norm_scaled (multiplied by the scale), error_if_nonfinite.
-# EDIT facts: how ("nan": NaN or inf replaced; "add": something without the scale is added;
-# "multiply", "unscale", "set", "zero").
-# ZERO_GRAD facts: set_to_none.
+# EDIT facts: how ("nan": NaN or inf replaced; "hook": changed by a tensor hook, whatever the scale;
+# "add": something without the scale is added; "multiply", "unscale", "set", "zero").
+# ZERO_GRAD facts: set_to_none, unbroken (in source: no choice since the last backward).
 UNSCALE, CLIP, EDIT, ZERO_GRAD = "unscale", "clip", "edit", "zero_grad"
 
 # The update. STEP has a scaler where it goes through one; facts: closure,
@@ -101,6 +101,11 @@ SAVE, LOAD = "save", "load"
 # CAST: parameters to a dtype by hand; facts: dtype, live (of a model in training or of its moving
 # average). EVALUATE: a validation pass.
 CAST, EVALUATE = "cast", "evaluate"
+
+# WEIGHTS: parameters changed in place, outside of an optimizer's step. FORWARD and WEIGHTS facts:
+# of (names of the modules). MEASURED: a norm of gradients, its name in `model`; LOGGED: shown to
+# people. SCALE facts: carried (where gradients in the loss were taken that carry the scale).
+WEIGHTS, MEASURED, LOGGED = "weights", "measured", "logged"
 
 # A call that the reader could not look into, with a scaler, an optimizer or a scaled loss in it.
 OPAQUE = "opaque"

@@ -73,9 +73,11 @@ class Calls:
                 part = own.part_of(owner, self._machine)
                 if part is not None:
                     return part.method(name, call, self._machine)
-        averages.update_of_project(owner, name, call, self._machine)
         own.moved(owner, name, call, self._machine)
-        return None
+        if not averages.update_of_project(owner, name, call, self._machine):
+            return None
+        with self._machine.state.entered(average=True):
+            return self.apply(owner.attribute(name, self._machine), call)
 
     def apply(self, function: Value, call: Call) -> Value:
         """Call anything; what nobody can look into makes what it is given uncertain."""

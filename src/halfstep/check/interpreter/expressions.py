@@ -49,6 +49,7 @@ class Expressions:
             ast.GeneratorExp: self._comprehension,
             ast.SetComp: self._comprehension,
             ast.NamedExpr: self._named,
+            ast.JoinedStr: self._text,
             ast.Yield: lambda node, scope: machine.blocks.yielded(node, scope),
             ast.Starred: lambda node, scope: self.evaluate(node.value, scope),
             ast.Await: lambda node, scope: self.evaluate(node.value, scope),
@@ -75,6 +76,12 @@ class Expressions:
         value = self.evaluate(node.value, scope)
         self._machine.bind(node.target, value, scope)
         return value
+
+    def _text(self, node: ast.JoinedStr, scope: Scope) -> Value:
+        """A text made of values: what one of them says, it says too."""
+        parts = (part.value for part in node.values if isinstance(part, ast.FormattedValue))
+        values = [self.evaluate(part, scope) for part in parts]
+        return next((v for v in values if v.tells_of_skip), self._machine.unknown())
 
     # Containers
 

@@ -78,6 +78,11 @@ class Knowledge:
             return self._is_below(kind, question[1], question[2])
         return self._truth(question)
 
+    def constant(self, value: Hashable) -> Any:
+        """The number that a value was found equal to; ``None`` if there is none."""
+        number = _number(self._equal.get(value))
+        return int(number) if number is not None and number == int(number) else None
+
     def _truth(self, value: Hashable) -> bool | None:
         """Of a value that is asked for its own truth."""
         constant = self._equal.get(value)

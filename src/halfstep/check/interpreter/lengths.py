@@ -82,6 +82,8 @@ class Lengths:
             if base in self._known:
                 loop, shift = self._known[base]
                 return self._loops.total(loop) + shift + offset
+            known = self._loops.constant(value)
+            return known if not isinstance(value, Sum) else None
         return None
 
     def is_window(self, node: ast.expr) -> bool:

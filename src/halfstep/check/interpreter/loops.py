@@ -168,6 +168,11 @@ class Loops:
             loop.index += 1
         return True
 
+    def constant(self, value: Value) -> int | None:
+        """The number that the path has found `value` equal to."""
+        found: int | None = self._machine.knowledge.constant(value.question)
+        return found
+
     def lines(self) -> tuple[int, ...]:
         """Of the loops that are running, outermost first."""
         return tuple(loop.node.lineno for loop in self._machine.state.frame.loops)

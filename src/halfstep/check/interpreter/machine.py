@@ -154,12 +154,16 @@ class Machine:
             self._note_cleared(fields["optimizers"], None, made=True)
         elif kind == e.ZERO_GRAD:
             self._note_cleared(fields.get("optimizers", ()), facts.get("models"))
-        if kind in (e.BACKWARD, e.ZERO_GRAD) and state.frame.chosen:
+        elif kind == e.WEIGHTS:
+            state.changed |= roots(facts["models"])
+        if kind in (e.BACKWARD, e.ZERO_GRAD, e.STEP) and state.frame.chosen:
             facts = {**facts, "chosen": state.frame.chosen}
         if kind in (e.STEP, *_MOVED):
             facts = {**facts, "loops": self.loops.lines()}
         if kind in (e.ZERO_GRAD, *_MOVED) and (state.frame.guarded or state.after_skip_test):
             facts = {**facts, "guarded": True}
+        if kind == e.ZERO_GRAD and state.num_choices == state.choices_before_backward:
+            facts = {**facts, "unbroken": True}
         if facts:
             fields["facts"] = facts
         self.path.events.append(Event(kind, state.module.place(node), **fields))

@@ -164,7 +164,8 @@ def _definitions(module: Module) -> list[_Root]:
 
 def resolve(events: list[Event], machine: Machine) -> list[Event]:
     """Put in which optimizers a backward, clip or edit concerns, and the variables' names."""
-    events = [event for event in events if event.kind != e.FORWARD or _trains(event, machine)]
+    events = [event for event in events if event.kind != e.FORWARD or _counts(event, machine)]
+    events = [_with_names(event) for event in events]
     used = (e.STEP, e.UNSCALE, e.ZERO_GRAD)
     optimizers = {o: None for ev in events if ev.kind in used for o in ev.optimizers}
     known = {o: machine.state.optimizers.get(o) for o in optimizers}
@@ -184,6 +185,21 @@ def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, st
         maybe=tuple(names.get(o, o) for o in event.maybe),
         facts={k: v for k, v in event.facts.items() if k != "models"},
     )
+
+
+def _counts(forward: Event, machine: Machine) -> bool:
+    """Whether a forward is of a model that is trained, or whose weights are changed by hand."""
+    if machine.state.changed & roots(forward.facts["models"] or ()):
+        return True
+    return not forward.fact("no_grad") and _trains(forward, machine)
+
+
+def _with_names(event: Event) -> Event:
+    """`event` with names of the modules that it is about."""
+    if event.kind not in (e.FORWARD, e.WEIGHTS):
+        return event
+    of = tuple(sorted(map(repr, roots(event.facts["models"] or ()))))
+    return event._replace(facts={**event.facts, "of": of})
 
 
 def _trains(forward: Event, machine: Machine) -> bool:

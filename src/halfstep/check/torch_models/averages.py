@@ -32,7 +32,17 @@ class Average(Value):
         call.evaluate_all()
         if name in UPDATES:
             _record(call, self.id, self.of, run)
+            run.emit(e.WEIGHTS, call.node, facts={"models": self._weights()})
         return run.unknown()
+
+    def called(self, call: Call, run: Run) -> Value | None:
+        call.evaluate_all()
+        facts = {"models": self._weights(), "no_grad": True}
+        run.emit(e.FORWARD, call.node, facts=facts)
+        return run.unknown()
+
+    def _weights(self) -> Models:
+        return frozenset([("average", self.id)])
 
 
 @functions("*.AveragedModel")
@@ -40,12 +50,14 @@ def _new_average(call: Call, run: Run) -> Value:
     return Average(f"average@{call.node.lineno}", call.first().parts())
 
 
-def update_of_project(owner: Instance, name: str, call: Call, run: Run) -> None:
-    """A moving average of the project's own moves; its code is followed as well."""
+def update_of_project(owner: Instance, name: str, call: Call, run: Run) -> bool:
+    """Whether a moving average of the project's own moves; its code is followed as well."""
     is_average = owner.cls.is_average() and name in UPDATES
     if is_average and any(v.holds_weights(run) for v in call.all()):
         models = NOBODY.union(*(v.parts() for v in call.all()))
         _record(call, f"{owner.cls.node.name}#{owner.number}", models, run)
+        return True
+    return False
 
 
 def update_by_name(owner: Unknown, call: Call, run: Run) -> Value:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfstep.check.torch_models.scales import Scaled, backward
+from halfstep.check.torch_models.gradients import Grad
+from halfstep.check.torch_models.scales import Scaled, ScaleRead, backward
 from halfstep.check.torch_models.table import attributes, operators, watches
-from halfstep.check.values.base import NOBODY, Const, External, Unknown, Value
+from halfstep.check.values.base import NOBODY, Const, External, Models, Unknown, Value
 from halfstep.check.values.call import Call
 from halfstep.check.values.containers import flat
 from halfstep.check.values.regions import roots
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
+from halfstep.rules.events import Place
 
 # Methods and functions of torch after which the numbers still carry the scale.
 _SAME_WORDS = """
@@ -28,13 +30,20 @@ _SAME = frozenset(_SAME_WORDS.split())
 
 
 class Carried(Value):
-    """A gradient that is no parameter's and carries a scale: of a representation, kept by hand."""
+    """A gradient that is no parameter's and carries a scale: of a representation, kept by hand.
 
-    __slots__ = ("scaler",)
+    Attributes:
+        scaler: Whose scale it is.
+        place: Where it was taken.
+    """
+
+    __slots__ = ("place", "scaler")
     answers_methods = True
+    carries_scale = True
 
-    def __init__(self, scaler: str) -> None:
+    def __init__(self, scaler: str, place: Place | None = None) -> None:
         self.scaler = scaler
+        self.place = place
 
     @property
     def truth(self) -> bool | None:
@@ -49,19 +58,46 @@ class Carried(Value):
     def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
         return iter([self] * rounds)
 
+    def as_gradient_of(self, models: Models, target: ast.AST, run: Run) -> bool:
+        backward(target, models, self.scaler, run)
+        return True
+
     def method(self, name: str, call: Call, run: Run) -> Value | None:
         call.evaluate_all()
-        return self if name in _SAME else run.unknown()
+        if name in _SAME:
+            return self
+        return Penalty(self.place, NOBODY, run) if self.place else run.unknown()
+
+
+class Penalty(Unknown):
+    """A number made of gradients that carry a scale.
+
+    Attributes:
+        place: Where the gradients were taken.
+    """
+
+    __slots__ = ("place",)
+    carries_scale = True
+
+    def __init__(self, place: Place, models: Models, run: Run) -> None:
+        super().__init__(("new", run.fresh()), "", models)
+        self.place = place
+
+    def method(self, name: str, call: Call, run: Run) -> Value | None:
+        call.evaluate_all()
+        return run.unknown() if name in ("item", "tolist", "detach") else self
 
 
 @attributes("*.grad")
 def _gradient(owner: Unknown, run: Run) -> Value | None:
-    """The gradient of something that is no model carries the scale of the last backward."""
+    """Of a parameter; of what is no model, it carries the scale of the last backward."""
     state = run.state
     owned = (roots(of) for of in state.optimizers.values() if of)
+    if any(owner.root in of for of in owned):
+        return Grad(frozenset([owner.region])) if owner.path else None
     if state.carrying is None or state.module.is_model(owner.name):
         return None
-    return None if any(owner.root in of for of in owned) else Carried(state.carrying)
+    return Carried(state.carrying)
 
 
 def product(values: list[Value]) -> Scaled | Carried | None:
@@ -77,6 +113,14 @@ def product(values: list[Value]) -> Scaled | Carried | None:
     return carried
 
 
+def _penalty(values: list[Value], run: Run) -> Penalty | None:
+    """A number made of `values`, some of which are gradients that carry a scale."""
+    inside = list(flat(values))
+    places = [part.place for part in inside if isinstance(part, (Carried, Penalty)) and part.place]
+    models = NOBODY.union(*(value.models for value in values))
+    return Penalty(places[0], models, run) if places else None
+
+
 def backward_from(call: Call, owner: Value | None, run: Run) -> Value | None:
     """``tensor.backward(gradient)`` with a gradient that carries a scale."""
     made = product(call.all())
@@ -89,8 +133,21 @@ def backward_from(call: Call, owner: Value | None, run: Run) -> Value | None:
 
 @operators
 def _combined(op: ast.operator, left: Value, right: Value, run: Run) -> Value | None:
-    if isinstance(op, (ast.Mult, ast.Add, ast.Sub, ast.MatMult)):
-        return product([left, right])
+    sides = [left, right]
+    if not left.carries_scale and not right.carries_scale:
+        return None
+    models = NOBODY.union(*(side.models for side in sides))
+    if any(isinstance(side, ScaleRead) for side in sides):  # the scale is taken out again
+        return run.unknown(models=models)
+    if any(isinstance(side, Penalty) for side in sides):
+        return _penalty(sides, run)
+    both = all(isinstance(side, Carried) for side in sides)
+    if isinstance(op, ast.Pow) or (both and isinstance(op, ast.Mult)):
+        return _penalty(sides, run)
+    if isinstance(op, (ast.Add, ast.Sub)):
+        return _penalty(sides, run) if models else product(sides)
+    if isinstance(op, (ast.Mult, ast.MatMult)):
+        return product(sides)
     by_number = isinstance(op, ast.Div) and isinstance(right, Const)
     return product([left]) if by_number else None  # by its own norm, it carries none
 
@@ -98,7 +155,7 @@ def _combined(op: ast.operator, left: Value, right: Value, run: Run) -> Value | 
 @watches
 def _of_torch(function: External, call: Call, run: Run) -> Value | None:
     name = function.name
-    if not name.startswith("torch."):
+    if not name.startswith(("torch.", "F.")):
         return None
     if name.endswith("autograd.backward"):
         return backward_from(call, None, run)
@@ -107,5 +164,5 @@ def _of_torch(function: External, call: Call, run: Run) -> Value | None:
         if not scaled:
             return None
         run.emit(e.OPAQUE, call.node, scaler=scaled[0].scaler)
-        return Carried(scaled[0].scaler)
-    return product(call.all()) if function.last in _SAME else None
+        return Carried(scaled[0].scaler, run.state.module.place(call.node))
+    return product(call.all()) if function.last in _SAME else _penalty(call.all(), run)

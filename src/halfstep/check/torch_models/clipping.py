@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from halfstep.check.torch_models.gradients import Params
-from halfstep.check.torch_models.norms import Norm
+from halfstep.check.torch_models.norms import Norm, measured
 from halfstep.check.torch_models.scales import ScaleRead
 from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import Const, Models, Unknown, Value
@@ -47,6 +47,8 @@ def clip(how: str, models: Models | None, call: Call, run: Run, limit: int = 1) 
     if is_infinite(call, limit):
         facts["max_norm"] = float("inf")
     run.emit(e.CLIP, call.node, facts=facts)
+    if facts.get("max_norm") == float("inf"):
+        return measured(models or frozenset(), call.node, run)
     return Norm(("new", run.fresh()))
 
 

@@ -12,18 +12,30 @@ from collections.abc import Hashable
 from typing import Any
 
 from halfstep.check.source.inventory import last_name
-from halfstep.check.torch_models.norms import MEASURES, SAME, Coefficient, Norm, new, of_measure
+from halfstep.check.torch_models.norms import (
+    MEASURES,
+    SAME,
+    Coefficient,
+    Norm,
+    measured,
+    new,
+    of_measure,
+)
 from halfstep.check.torch_models.scales import ScaleRead
 from halfstep.check.torch_models.table import functions, operators, watches
-from halfstep.check.values.base import Const, External, Models, Value
-from halfstep.check.values.call import Call
+from halfstep.check.values.base import NOBODY, Const, External, Models, Value
+from halfstep.check.values.call import Call, Given
 from halfstep.check.values.containers import flat
-from halfstep.check.values.regions import Part, some
+from halfstep.check.values.regions import Part, roots, some
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
 
 _ASKS_FINITE = frozenset(["isnan", "isinf", "isfinite"])
 _NOISE = frozenset(["randn", "randn_like", "normal", "normal_", "rand", "rand_like"])
+_HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook"])
+IN_PLACE = frozenset(
+    ["copy_", "add_", "sub_", "mul_", "div_", "lerp_", "fill_", "zero_", "normal_", "uniform_"]
+)
 _CLAMPS = frozenset(["clamp", "clip", "clamp_", "clip_"])
 
 
@@ -58,10 +70,21 @@ class Params(Value):
         return self if index else super().unpacked(index, run)  # the parameter, after its name
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:
-        call.evaluate_all()
-        return run.unknown(models=self.of)
+        values = call.all()
+        if name == "requires_grad_":
+            run.state.set_frozen(self.of, bool(values) and values[0].truth is False)
+        if name in _HOOKS and values:
+            run.state.hooks.append(_Hook(self, values[0], call))
+        elif name in IN_PLACE:
+            _changed_in_place(self, name, values, call, run)
+            return self
+        return run.unknown(models=self.of).made_by(f".{name}()", [self, *values])
 
     def assign(self, name: str, value: Value, target: ast.Attribute, run: Run) -> None:
+        if name == "requires_grad":
+            run.state.set_frozen(self.of, value.truth is False)
+        if name == "grad" and value.as_gradient_of(self.of, target, run):
+            return
         if name == "grad" and isinstance(value, Clipped):
             _record_clip(target, self.of, value.limits, run)
         elif name == "grad":
@@ -87,6 +110,58 @@ class Params(Value):
 
     def likeness(self, depth: int) -> str:
         return "parameters"
+
+
+class _Hook:
+    """A function that the program has registered on tensors; run after a scaled backward.
+
+    Args:
+        of: The parameters.
+        function: What is run.
+        call: The registration.
+    """
+
+    def __init__(self, of: Params, function: Value, call: Call) -> None:
+        self._of = of
+        self._function = function
+        self._call = call
+        self._is_done = False
+
+    def __call__(self, run: Run) -> None:
+        """Record what it does, the first time."""
+        if self._is_done:
+            return
+        self._is_done = True
+        given: Value = Grad(self._of.of)
+        if "post_accumulate" in ast.unparse(self._call.node.func):
+            given = self._of
+        result = run.apply(self._function, Given(self._call.node, [given]))
+        if isinstance(result, (Cleaned, Clipped)):
+            how = "nan" if isinstance(result, Cleaned) else "hook"
+            _record_edit(self._call.node, how, self._of.of, run)
+
+
+def _changed_in_place(
+    weights: Params, method: str, values: list[Value], call: Call, run: Run
+) -> None:
+    """``p.copy_(q)``, ``p.lerp_(q, 0.01)``: weights, or a moving average of others."""
+    run.emit(e.WEIGHTS, call.node, facts={"models": weights.of})
+    others = NOBODY.union(*(v.models for v in values))
+    trained = roots(others) & _trained(run) - roots(weights.of)
+    known = run.state.frame.average  # its method has said so
+    if (
+        method in ("lerp_", "add_")
+        and trained
+        and not known
+        and not roots(weights.of) & _trained(run)
+    ):
+        facts = {"models": frozenset(trained)}
+        run.emit(e.EMA, call.node, model=f"average@{call.node.lineno}", facts=facts)
+
+
+def _trained(run: Run) -> Models:
+    owned = (roots(of) for of in run.state.optimizers.values() if of)
+    return NOBODY.union(frozenset(run.state.trained), *owned)
 
 
 class Grad(Value):
@@ -142,7 +217,7 @@ class Grad(Value):
         if name in ("mul_", "div_") and _limits(name == "div_", values):
             _record_clip(call.node, self.of, values, run)
             return self
-        return new(Norm, run) if name in MEASURES else None
+        return measured(self.of, call.node, run) if name in MEASURES else None
 
 
 class Cleaned(Grad):
@@ -210,7 +285,7 @@ def _with_measure(op: ast.operator, left: Value, right: Value, run: Run) -> Valu
         if isinstance(one, Grad) and isinstance(other, Coefficient):
             return Clipped(one.of, []) if isinstance(op, ast.Mult) else None
         if isinstance(one, (Norm, Coefficient)):
-            return new(Coefficient if _inverts(op, right) else type(one), run)
+            return new(Coefficient if _inverts(op, right) else type(one), run, one)
     return None
 
 

@@ -10,7 +10,8 @@ from halfstep.check.torch_models.averages import UPDATES, update_by_name
 from halfstep.check.torch_models.carried import backward_from
 from halfstep.check.torch_models.clipping import clip
 from halfstep.check.torch_models.contexts import no_sync
-from halfstep.check.torch_models.gradients import Params
+from halfstep.check.torch_models.gradients import IN_PLACE, Params
+from halfstep.check.torch_models.logs import show_method
 from halfstep.check.torch_models.optimizers import Optimizer, Schedule
 from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.torch_models.scales import backward
@@ -86,12 +87,17 @@ def inside(given: list[Value]) -> Models:
     return NOBODY.union(*(v.parts() for v in given))
 
 
+def _ran(models: Models, call: Call, run: Run) -> None:
+    facts = {"models": models, **({"no_grad": True} if run.state.frame.no_grad else {})}
+    run.emit(e.FORWARD, call.node, facts=facts)
+
+
 def forward(models: Models, call: Call, run: Run) -> Value:
     """A module of the project is called."""
     values = call.all()
+    _ran(models, call, run)
     if run.state.frame.no_grad:
         return run.unknown()
-    run.emit(e.FORWARD, call.node, facts={"models": models})
     return run.unknown(models=models.union(*(v.models for v in values)))
 
 
@@ -174,9 +180,13 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
     """Methods that are known by more than their names, or not at all."""
     if name == "__call__" and owner.name == "no_sync":
         return no_sync(run)
+    show_method(owner, name, call, run)
     given = [v for v in call.all() if v.holds_weights(run)]
     if name in UPDATES and AVERAGE.search(owner.name) and (given or not call.count()):
         return update_by_name(owner, call, run)
+    if name == "requires_grad_":
+        frozen = any(v.truth is False for v in call.all())
+        run.state.set_frozen(frozenset([owner.region]), frozen)
     if name in _SAME:
         if owner.root in run.state.averages or has_parameters(owner, run):
             _cast(owner.root, name, call, run)  # data go through the loss too
@@ -185,8 +195,10 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
     if any(has_training_objects(v) for v in values):
         return None
     no_grad = run.state.frame.no_grad
-    if name in ("__call__", "forward") and not no_grad and has_parameters(owner, run):
-        run.emit(e.FORWARD, call.node, facts={"models": frozenset([owner.root])})
+    if name in ("__call__", "forward") and has_parameters(owner, run):
+        _ran(frozenset([owner.root]), call, run)
+    if name in IN_PLACE and owner.path and has_parameters(Unknown(owner.root), run):
+        run.emit(e.WEIGHTS, call.node, facts={"models": frozenset([owner.root])})
     models = NOBODY.union(owner.models, *(v.models for v in values)) | inside(given)
     if not no_grad and owner.name not in ("torch", "np"):
         models |= {owner.root}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Hashable
 
 from halfstep.check.torch_models.scales import ScaleRead, of_finite
-from halfstep.check.values.base import Unknown, Value
+from halfstep.check.values.base import Models, Unknown, Value
 from halfstep.check.values.call import Call
 from halfstep.check.values.run import Run
+from halfstep.rules import events as e
 
 _MEASURES_WORDS = """
     norm vector_norm matrix_norm square pow abs get_total_norm _foreach_norm
@@ -32,14 +34,17 @@ class _Measure(Unknown):
 class Norm(_Measure):
     """A norm of gradients: not finite where the step is skipped.
 
-    `unscaled` says that it was divided by the scale afterwards.
+    Attributes:
+        measure: The measurement that it comes from.
+        unscaled: Whether it was divided by the scale afterwards.
     """
 
-    __slots__ = ("unscaled",)
+    __slots__ = ("measure", "unscaled")
     tells_of_skip = True
 
-    def __init__(self, key: Hashable, name: str = "norm") -> None:
-        super().__init__(key, name)
+    def __init__(self, key: Hashable, measure: str = "") -> None:
+        super().__init__(key, "norm")
+        self.measure = measure
         self.unscaled = False
 
 
@@ -49,10 +54,19 @@ class Coefficient(_Measure):
     __slots__ = ()
 
 
-def new(kind: type[Norm | Coefficient], run: Run) -> Norm | Coefficient:
-    """A norm or coefficient of its own."""
+def new(kind: type[Norm | Coefficient], run: Run, of: Value | None = None) -> Norm | Coefficient:
+    """A norm made of another one, or a coefficient."""
     key = ("new", run.fresh())
-    return Norm(key) if kind is Norm else Coefficient(key)
+    if kind is Coefficient:
+        return Coefficient(key)
+    return Norm(key, of.measure if isinstance(of, Norm) else "")
+
+
+def measured(models: Models, node: ast.AST, run: Run) -> Norm:
+    """The norm of gradients as they are now."""
+    name = f"norm@{run.fresh()}"
+    run.emit(e.MEASURED, node, model=name, facts={"models": models or None})
+    return Norm(("new", run.fresh()), name)
 
 
 def of_measure(name: str, values: list[Value], run: Run) -> Value | None:

@@ -6,13 +6,14 @@ import ast
 from collections.abc import Hashable
 from typing import Any
 
+from halfstep.check.torch_models.carried import Penalty
 from halfstep.check.torch_models.optimizers import as_optimizer
 from halfstep.check.torch_models.scales import Scaled, ScaleRead, SkipTest, found
 from halfstep.check.torch_models.states import State
 from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import Const, Value
 from halfstep.check.values.call import Call
-from halfstep.check.values.containers import Sequence
+from halfstep.check.values.containers import Sequence, flat
 from halfstep.check.values.objects import Method
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
@@ -76,7 +77,9 @@ class Scaler(Value):
         loss = call.first()
         if not self.enabled:
             return loss
-        run.emit(e.SCALE, call.node, scaler=self.id)
+        made = next((v.place for v in flat([loss]) if isinstance(v, Penalty)), None)
+        facts = {"carried": made} if made is not None else {}
+        run.emit(e.SCALE, call.node, scaler=self.id, facts=facts)
         if isinstance(loss, Sequence):
             return Sequence([Scaled(self.id, item.models) for item in loss.items])
         return Scaled(self.id, loss.models)

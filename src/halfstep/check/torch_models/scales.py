@@ -135,6 +135,8 @@ def _asks_finite(function: External, call: Call, run: Run) -> Value | None:
 
 @operators
 def _with_scale(op: ast.operator, left: Value, right: Value, run: Run) -> Value | None:
+    if left.carries_scale or right.carries_scale:
+        return None
     for side in (left, right):
         if isinstance(side, Scaled):
             return Scaled(side.scaler, left.models | right.models)
@@ -146,5 +148,9 @@ def _with_scale(op: ast.operator, left: Value, right: Value, run: Run) -> Value 
 
 def backward(node: ast.AST, models: Models, scaler: str | None, run: Run) -> None:
     """Record a backward pass of a loss that depends on `models`."""
+    models -= run.state.frozen
     run.state.carrying = scaler
     run.emit(e.BACKWARD, node, scaler=scaler, facts={"models": models or None})
+    if scaler is not None:
+        for hook in run.state.hooks:
+            hook(run)

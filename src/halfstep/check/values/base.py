@@ -33,6 +33,7 @@ class Value:
         is_training: Whether it is part of a training step, as a scaler is: a call that nobody can
             look into and that is given one may do anything to it.
         has_parameters_of_its_own: Whether a module that holds it has its parameters.
+        carries_scale: Whether it is a gradient, or made of one, that carries the loss scale.
         tells_of_skip: Whether it is not finite where a step is skipped, or says that one is.
         stands_for_all: Whether one value stands for all items of a list, as the parameters do.
     """
@@ -43,6 +44,7 @@ class Value:
     is_training = False
     has_parameters_of_its_own = False
     tells_of_skip = False
+    carries_scale = False
     stands_for_all = False
 
     @property
@@ -106,6 +108,10 @@ class Value:
 
     def assign_item(self, index: Value, value: Value, target: ast.Subscript, run: Run) -> None:
         """``self[index] = value``."""
+
+    def as_gradient_of(self, models: Models, target: ast.AST, run: Run) -> bool:
+        """``p.grad = self``; whether that is a backward of its own."""
+        return False
 
     def augment(self, name: str, node: ast.AugAssign, value: Value, run: Run) -> bool:
         """``self.name op= value``; whether that is all that happens."""

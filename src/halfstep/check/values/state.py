@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +14,7 @@ from halfstep.check.values.regions import roots
 if TYPE_CHECKING:
     from halfstep.check.source.module import Module
     from halfstep.check.values.numbers import Loop
+    from halfstep.check.values.run import Run
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -28,6 +29,7 @@ class Frame(NamedTuple):
         no_grad: Whether no gradients are recorded.
         chosen: Depth of branches that the path chose without knowing.
         guarded: Whether it is in a branch under a test for a skipped step.
+        average: Whether a moving average is being updated, by a method that is named so.
         uncertain: Depth of branches that are run without a decision whether they are.
         uncertain_at_call: The same where the running function was called.
         uncertain_since: Number of the first object made in the outermost of these branches.
@@ -39,6 +41,7 @@ class Frame(NamedTuple):
     no_grad: bool = False
     chosen: int = 0
     guarded: bool = False
+    average: bool = False
     uncertain: int = 0
     uncertain_at_call: int = 0
     uncertain_since: int = 0
@@ -55,6 +58,7 @@ class PathState:
         steps_before_backward: Steps before the last of them.
         num_skip_tests: Tests for a skipped step so far.
         num_choices: How often the path had to choose without knowing.
+        choices_before_backward: Such choices before the last backward.
         num_writes: How often something was changed that is seen outside of its function.
         finite_known: Whether the program has asked if the gradients are finite.
         after_skip_test: Whether the other branch of a test for a skipped step has left.
@@ -65,6 +69,9 @@ class PathState:
         trained: Modules that a backward has reached.
         averages: Moving averages of modules.
         names: Provisional name of an object to that of its variable.
+        hooks: Run after each scaled backward: what the program has registered on tensors.
+        changed: Modules whose weights were changed in place.
+        frozen: Modules whose parameters need no gradients now.
         gradients: Module to whether its parameters have gradients now.
         gradients_elsewhere: The same for all other modules, ``None`` if nobody knows.
         attributes: What was assigned to attributes of objects that are not known.
@@ -77,6 +84,7 @@ class PathState:
     num_skip_tests: int = 0
     num_choices: int = 0
     num_writes: int = 0
+    choices_before_backward: int = 0
     finite_known: bool = False
     after_skip_test: bool = False
     has_failed: bool = False
@@ -89,6 +97,9 @@ class PathState:
     attributes: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
     gradients: dict[Hashable, bool] = field(default_factory=dict)
     gradients_elsewhere: bool | None = None
+    hooks: list[Callable[[Run], None]] = field(default_factory=list)
+    changed: set[Hashable] = field(default_factory=set)
+    frozen: Models = frozenset()
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     @property
@@ -122,8 +133,13 @@ class PathState:
         """A new window, or more of one."""
         self.num_backwards += 1
         self.steps_before_backward = self.num_steps
+        self.choices_before_backward = self.num_choices
         self.finite_known = False
         self.after_skip_test = False
+
+    def set_frozen(self, models: Models, frozen: bool) -> None:
+        """Whether a backward gives the parameters of `models` no gradients."""
+        self.frozen = self.frozen | models if frozen else self.frozen - models
 
     def note_gradients(self, models: Models | None, present: bool) -> None:
         """From now on the parameters of `models` have gradients, or have none."""
