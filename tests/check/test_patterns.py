@@ -9,6 +9,7 @@ from pattern_head import FORWARD, HEAD, PLAIN, SCALER, STEP
 
 from halfstep.check.linter import check_text
 from halfstep.rules import registry
+from halfstep.rules.rule import SourceRule
 
 RULES = [rule for rule in registry.select(["HS2", "HS3"]) if issubclass(rule, SourceRule)]
 _LOOP = "for x, y in loader:\n"

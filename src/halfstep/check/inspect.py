@@ -73,12 +73,13 @@ def inspect_piece(
         Unreadable: It is not Python.
     """
     project = project or Project()
-    if not _is_concerned(piece.text, rules):
+    leads = project.leads(path, piece.text)
+    if not leads and not _is_concerned(piece.text, rules):
         return
     with _as_unreadable(piece):
         module = Module(path, piece.text)
         project.add(module)
-        raws = list(raw_findings(module, project, rules))
+        raws = list(raw_findings(module, project, rules, leads))
         view = View(module, piece, project)
         report.seen |= evidence(piece.text)
         report.comments += view.comments()
@@ -109,12 +110,23 @@ def _is_concerned(text: str, rules: Sequence[type[Rule]]) -> bool:
     return any(issubclass(rule, SourceRule) and rule.concerns(text) for rule in rules)
 
 
-def raw_findings(module: Module, project: Project, rules: Sequence[type[Rule]]) -> Iterator[Raw]:
-    """What the rules say about a file, each finding once."""
+def raw_findings(
+    module: Module, project: Project, rules: Sequence[type[Rule]], leads: bool = False
+) -> Iterator[Raw]:
+    """What the rules say about a file, each finding once.
+
+    Args:
+        module: The file.
+        project: The files that it imports.
+        rules: From the registry.
+        leads: Whether mixed precision is in what it imports, and not in the file itself.
+    """
     linted = [rule for rule in rules if "L" in rule.readers]
     over_text = [r for r in linted if issubclass(r, SourceRule) and r.concerns(module.text)]
     over_events = [r for r in linted if issubclass(r, OrderRule)]
     worst: dict[object, Raw] = {}
+    concerned = leads or bool(GATE.search(module.text))
+    over_events = over_events if concerned else []
     for raw in (*_of_source(module, over_text), *_of_paths(module, project, over_events)):
         key = raw.finding.code, raw.finding.path, raw.finding.line
         if key not in worst or _rank(raw) < _rank(worst[key]):
@@ -139,7 +151,7 @@ def _of_source(module: Module, rules: list[type[SourceRule]]) -> Iterator[Raw]:
 
 
 def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) -> Iterator[Raw]:
-    if not rules or not GATE.search(module.text):
+    if not rules:
         return
     from halfstep.check.interpreter.read import read  # the reader is half of the package
 

@@ -107,5 +107,9 @@ CAST, EVALUATE = "cast", "evaluate"
 # people. SCALE facts: carried (where gradients in the loss were taken that carry the scale).
 WEIGHTS, MEASURED, LOGGED = "weights", "measured", "logged"
 
+# LEFT: `continue`, `break` or `return` in a branch that the reader chose; facts: raised (an
+# exception of the call instead).
+LEFT = "left"
+
 # A call that the reader could not look into, with a scaler, an optimizer or a scaled loss in it.
 OPAQUE = "opaque"

@@ -155,6 +155,8 @@ class Lengths:
         if number is None or limit is None or kind not in _ORDERS:
             return None
         limit -= left.offset
+        if period == 1:
+            return Const(_ORDERS[kind](0, limit))
         if kind not in (ast.Eq, ast.NotEq):
             return Const(_ORDERS[kind](period - 1 if number % 2 else 0, limit))
         last = limit == period - 1 and period > 1

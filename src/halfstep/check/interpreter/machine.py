@@ -143,6 +143,10 @@ class Machine:
         state, facts = self.state, fields.get("facts", {})
         if kind == state.fails_in:
             state.fails_in = ""
+            state.num_choices += 1
+            if kind == e.STEP:
+                place = state.module.place(node)
+                self.path.events.append(Event(e.LEFT, place, facts={"raised": True}))
             raise Raised
         if kind == e.BACKWARD:
             state.trained |= roots(facts["models"] or ())

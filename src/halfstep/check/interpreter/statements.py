@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.interpreter.ends import LoopContinued, LoopLeft, Raised, Returned
@@ -79,12 +79,23 @@ class Statements:
         tests, choices = state.num_skip_tests, state.num_choices
         chosen, other = node.body, node.orelse
         acts = any(map(module.acts, branches))
+        self._note_missed_load(node, scope)
         if not self._machine.conditions.holds(node.test, scope, not leaves(node.body), acts):
             chosen, other = other, chosen
         tested = state.num_skip_tests > tests
         with state.entered_branch(tested, state.num_choices > choices):
             self.run(chosen, scope)
         state.after_skip_test |= tested and bool(other) and leaves(other)
+
+    def _note_missed_load(self, node: ast.If, scope: Scope) -> None:
+        """``if self.scaler is not None: self.scaler.load_state_dict(...)``, where it is None."""
+        for call in _loads(node.body):
+            owner = ast.unparse(call.func.value)  # type: ignore[attr-defined]
+            named = (n for n in ast.walk(node.test) if isinstance(n, ast.Attribute))
+            test = next((n for n in named if ast.unparse(n) == owner), None)
+            if test is not None and self._machine.evaluate(test, scope).is_none(self._machine):
+                facts = {"missed": True, "variable": owner}
+                self._machine.emit(e.LOAD, call, facts=facts)
 
     def _match(self, node: ast.Match, scope: Scope) -> None:
         subject = self._machine.evaluate(node.subject, scope)
@@ -99,9 +110,9 @@ class Statements:
 
     def _try(self, node: ast.Try, scope: Scope) -> None:
         state = self._machine.state
-        handlers = [h for h in node.handlers if any(map(state.module.relevant, h.body))]
+        trains = self._trains(node)
+        handlers = [h for h in node.handlers if self._matters(h, trains)]
         try:
-            trains = self._trains(node)
             fails = bool(handlers) and not state.has_failed and self._fails(trains)
             state.has_failed |= fails
             if fails and not trains:
@@ -121,13 +132,21 @@ class Statements:
         finally:
             self.run(node.finalbody, scope)
 
+    def _matters(self, handler: ast.ExceptHandler, trains: bool) -> bool:
+        """Whether what follows an exception is another training step, or one left half done."""
+        if trains and not isinstance(handler.body[-1], ast.Raise):
+            return True
+        return any(map(self._machine.state.module.relevant, handler.body))
+
     def _fails(self, acts: bool) -> bool:
         return self._machine.decide(("raises", self._machine.fresh()), False, acts)
 
     def _point(self, node: ast.Try) -> str:
         """Where the body runs out of memory: in its backward, or when a step makes its state."""
-        names = self._machine.state.module.called_names(node)
-        in_step = "unscale_" in names and self._machine.decide(("in step", node), False)
+        state = self._machine.state
+        retries = any(isinstance(loop.node, ast.While) for loop in state.frame.loops[-1:])
+        unscales = retries and "unscale_" in state.module.called_names(node)
+        in_step = unscales and self._machine.decide(("in step", node), True)
         return e.STEP if in_step else e.BACKWARD
 
     def _trains(self, node: ast.Try) -> bool:
@@ -145,16 +164,33 @@ class Statements:
 
     def _return(self, node: ast.Return, scope: Scope) -> None:
         evaluate = self._machine.evaluate
-        raise Returned(evaluate(node.value, scope) if node.value is not None else Const(None))
+        value = evaluate(node.value, scope) if node.value is not None else Const(None)
+        self._note_left(node)
+        raise Returned(value)
 
     def _break(self, node: ast.Break, scope: Scope) -> None:
+        self._note_left(node)
         raise LoopLeft
 
     def _continue(self, node: ast.Continue, scope: Scope) -> None:
+        self._note_left(node)
         raise LoopContinued
+
+    def _note_left(self, node: ast.stmt) -> None:
+        if self._machine.state.frame.chosen:
+            self._machine.emit(e.LEFT, node)
 
     def _raise(self, node: ast.Raise, scope: Scope) -> None:
         raise Raised
 
     def _global(self, node: ast.Global | ast.Nonlocal, scope: Scope) -> None:
         scope.globals_.update(node.names)
+
+
+def _loads(body: list[ast.stmt]) -> Iterator[ast.Call]:
+    for statement in body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        method = call.func if isinstance(call, ast.Call) else None
+        if isinstance(method, ast.Attribute) and method.attr == "load_state_dict":
+            assert isinstance(call, ast.Call)
+            yield call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from halfstep.check.source.leads import Leads
 from halfstep.check.source.module import GATE, Module
 
 _SMALL = 30_000  # characters of a file that may only pass on what others do
@@ -23,6 +24,11 @@ class Project:
         self._found: dict[tuple[str, str, int], Module | None] = {}
         self._acting: dict[tuple[str, str], bool] = {}
         self._marked: set[str] = set()
+        self._leads = Leads(re.compile(GATE.pattern.encode()))
+
+    def leads(self, path: str, text: str) -> bool:
+        """Whether a text without a word of mixed precision imports, at some depth, some."""
+        return not GATE.search(text) and self._leads.leads(path, text.encode(errors="ignore"))
 
     def add(self, module: Module) -> None:
         """A file that has been read already."""
