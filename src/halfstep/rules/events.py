@@ -107,6 +107,13 @@ CAST, EVALUATE = "cast", "evaluate"
 # people. SCALE facts: carried (where gradients in the loss were taken that carry the scale).
 WEIGHTS, MEASURED, LOGGED = "weights", "measured", "logged"
 
+# halfstep's own engine. ENGINE names its optimizers; facts: schedules (names of those it steps),
+# clips. ENGINE_BACKWARD facts: scaled (the loss went through a scaler), divided (text of what the
+# loss is divided by, where that is written in the call). ENGINE_STEP ends a window, ENGINE_DROP
+# throws it away; between ENGINE_OPEN and ENGINE_CLOSED the gradients are the true ones.
+ENGINE, ENGINE_BACKWARD, ENGINE_STEP = "engine", "engine backward", "engine step"
+ENGINE_DROP, ENGINE_OPEN, ENGINE_CLOSED = "engine drop", "engine open", "engine closed"
+
 # LEFT: `continue`, `break` or `return` in a branch that the reader chose; facts: raised (an
 # exception of the call instead).
 LEFT = "left"

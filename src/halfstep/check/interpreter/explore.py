@@ -23,8 +23,9 @@ MAX_TOTAL = 40_000
 MAX_MINOR = 10_000  # total after which decisions about nothing but values are not turned any more
 MAX_BARREN = 8
 # Kinds of event without which no rule over a training step has anything to say.
-MATTERS = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE, ev.BACKWARD, ev.AUTOCAST_ENTER])
-_TRAINS = MATTERS - {ev.AUTOCAST_ENTER}  # no rule over events speaks of autocast alone
+_SCALED = frozenset([ev.SCALER, ev.SCALE, ev.UNSCALE])
+_TRAINS = _SCALED | {ev.BACKWARD, ev.ENGINE_BACKWARD, ev.ENGINE_STEP}
+MATTERS = _TRAINS | {ev.AUTOCAST_ENTER}  # no rule over events speaks of autocast alone
 _Turns = tuple[bool, ...]
 _Shown = tuple[Hashable, ...]
 

@@ -95,7 +95,7 @@ class Loops:
             rounds = length
         loop = Loop(node, rounds, start, length)
         if counting:
-            self.windows |= windows(node) | windows_of_objects(module)
+            self.windows |= windows(node, module) | windows_of_objects(module)
         if not counting or loop.is_read_whole():
             loop.rest = False
         elif length is not None:

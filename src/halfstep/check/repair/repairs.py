@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from halfstep.check.repair.beside_engine import without_line
 from halfstep.check.repair.restores import loads_too
 from halfstep.check.repair.statements import Lines, Spot, call_of, spots_of
 from halfstep.check.source.inventory import called_names
@@ -136,4 +137,5 @@ def _method(statement: ast.stmt) -> str | None:
 _REPAIRS: dict[str, _Repair] = {
     "HS101": _unscale_before_clip,
     "HS110": _schedule_behind_step,
+    "HS134": without_line,
 }

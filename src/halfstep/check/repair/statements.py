@@ -102,6 +102,16 @@ class Lines:
         new = "".join(f"{self._end}{indent}{text}" for text in texts)
         return Edit(Place(self._module.path, line, column, line, column), new)
 
+    def without(self, statement: ast.stmt) -> Edit:
+        """A statement with its comment, taken away."""
+        last = statement.end_lineno or statement.lineno
+        return Edit(Place(self._module.path, statement.lineno, 1, last + 1, 1), "")
+
+    def text(self, place: Place) -> str:
+        """What stands at a place inside of one line."""
+        line = self._lines[place.line - 1].encode()
+        return line[place.column - 1 : place.end_column - 1].decode(errors="ignore")
+
     def moved_behind(self, statement: ast.stmt, target: ast.stmt) -> tuple[Edit, ...]:
         """A statement with its comment, taken away and put behind `target`."""
         first, last = statement.lineno, statement.end_lineno or statement.lineno

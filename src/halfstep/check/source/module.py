@@ -7,13 +7,15 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from halfstep.check.source.inventory import Definition, Inventory, called_names, last_name
 from halfstep.rules.events import Place
 from halfstep.rules.syntax import children
 
+_Found = TypeVar("_Found")
 # A file without any of these words has nothing to say to any rule over events.
-GATE = re.compile(r"autocast|GradScaler|unscale_|grad_scaler|scaler|amp\.scale")
+GATE = re.compile(r"autocast|GradScaler|\bhalfstep\b|unscale_|grad_scaler|scaler|amp\.scale")
 
 _INTERESTING_WORDS = """
     GradScaler autocast scale unscale_ step update backward zero_grad clip_grad_norm_
@@ -24,7 +26,9 @@ _INTERESTING_WORDS = """
 """
 INTERESTING = frozenset(_INTERESTING_WORDS.split())
 # A function is followed on its own only if one of these, or a name with "scaler", is in it.
-_STRONG_WORDS = "GradScaler ShardedGradScaler autocast scale unscale_ get_scale scale_loss"
+_STRONG_WORDS = """
+    Engine train_step GradScaler ShardedGradScaler autocast scale unscale_ get_scale scale_loss
+"""
 STRONG = frozenset(_STRONG_WORDS.split())
 _OPTIMIZER_WORDS = """
     SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD LBFGS Adafactor Muon
@@ -60,7 +64,7 @@ class Module:
         self._acts: dict[ast.AST, bool] = {}
         self._scaling: set[str] | None = None
         self._acting: set[str] | None = None
-        self._memo: dict[tuple[str, int], bool] = {}
+        self._memo: dict[tuple[str, int], Any] = {}
         self._by_name: dict[str, list[ast.Call]] | None = None
         self._aliases: dict[str, str] | None = None
         self._inventory: Inventory | None = None
@@ -116,6 +120,8 @@ class Module:
     def _kind_of(self, name: str) -> str | None:
         calls = self._uses().get(name, set())
         low = name.lower()
+        if "engine" in low and {"backward", "step", "train_step"} & calls:
+            return "engine" if self._uses_halfstep else None
         if "unscale_" in calls or ("scale" in calls and {"step", "update"} & calls):
             return "scaler"
         if "scaler" in low and {"scale", "step", "update", "get_scale"} & calls:
@@ -205,6 +211,18 @@ class Module:
         return name in INTERESTING
 
     @functools.cached_property
+    def _uses_halfstep(self) -> bool:
+        """Whether the file imports halfstep, whose engine is not that of others."""
+        names = (alias.name for node in self.inventory().imports for alias in node.names)
+        modules = (getattr(node, "module", None) for node in self.inventory().imports)
+        return any((name or "").split(".")[0] == "halfstep" for name in (*names, *modules))
+
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @functools.cached_property
     def _outside(self) -> set[str]:
         """Names that imports bind, in whatever part of the file."""
         names = (alias for node in self.inventory().imports for alias in node.names)
@@ -218,6 +236,8 @@ class Module:
         """Whether a scaler or autocast is at work in a function or in what it calls."""
         names = self.inventory().called[node]
         if names & STRONG or names & self._strong() or names & self.imported:
+            return True
+        if self._uses_halfstep and "backward" in names:
             return True
         return node in self.inventory().scaling
 
@@ -283,12 +303,13 @@ class Module:
                     self._index.setdefault(name, []).append(statement)
         return self._index
 
-    def once(self, what: str, node: ast.AST, test: Callable[[], bool]) -> bool:
-        """`test`, asked once per node: every path comes by here."""
+    def once(self, what: str, node: ast.AST, find: Callable[[], _Found]) -> _Found:
+        """What `find` finds, asked once per node: every path comes by here."""
         key = (what, id(node))
         if key not in self._memo:
-            self._memo[key] = test()
-        return self._memo[key]
+            self._memo[key] = find()
+        found: _Found = self._memo[key]
+        return found
 
 
 def _callers(found: set[Definition], called: dict[Definition, set[str]]) -> set[str]:

@@ -45,18 +45,22 @@ def counts(node: LoopNode, module: Module) -> bool:
         return True
     if has_inner_loop(node):
         return False
-    names = windows(node)
+    names = windows(node, module)
     tests = (n for s in node.body for n in own_nodes(s) if isinstance(n, ast.If)) if names else ()
     if any(_mentions(test.test, names) and module.relevant(test) for test in tests):
         return True
     return bool(windows_of_objects(module))
 
 
-def windows(node: LoopNode) -> frozenset[str]:
+def windows(node: LoopNode, module: Module) -> frozenset[str]:
     """Variables that a loop fills and empties again, in rounds without loops of their own.
 
     A number is counted up and set to 0, a list is appended to and emptied.
     """
+    return module.once("windows", node, lambda: _windows_of(node))
+
+
+def _windows_of(node: LoopNode) -> frozenset[str]:
     if has_inner_loop(node):
         return frozenset()
     return _windows([inner for statement in node.body for inner in own_nodes(statement)])
@@ -64,9 +68,13 @@ def windows(node: LoopNode) -> frozenset[str]:
 
 def windows_of_objects(module: Module) -> frozenset[str]:
     """The same among the attributes of objects, whose methods share the work."""
+    return module.once("windows of objects", module.tree, lambda: _of_objects(module))
+
+
+def _of_objects(module: Module) -> frozenset[str]:
     if "self." not in module.text or not re.search(r"self\.\w+ \+= 1\b", module.text):
         return frozenset()
-    nodes = list(ast.walk(module.tree))
+    nodes = module.nodes
     found = [name for name in _windows(nodes) if name.startswith("self.")]
     tests = [ast.unparse(n.test) for n in nodes if isinstance(n, ast.If) and module.relevant(n)]
     return frozenset(name for name in found if any(name in test for test in tests))
@@ -107,14 +115,14 @@ def is_count(test: ast.expr) -> TypeGuard[ast.Compare]:
 def asks_for_rest(node: LoopNode, module: Module) -> bool:
     """Whether something outside of a loop asks if it leaves a part of a window over."""
     inside = {inner for statement in node.body for inner in ast.walk(statement)}
-    outside = [n for n in ast.walk(module.tree) if n not in inside]
+    outside = [n for n in module.nodes if n not in inside]
     lengths = {name for n in outside for name in _lengths_in(n)}
     if not isinstance(node, ast.While):
         near = set(ast.walk(_function_around(node, module)))
         numbers = frozenset(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
         if any((d := _divided(n)) is not None and _mentions(d, numbers) for n in near - inside):
             return True
-    flags = {name for n in inside for name in _flags_in(n)} | windows(node)
+    flags = {name for n in inside for name in _flags_in(n)} | windows(node, module)
     for other in outside:
         divided = _divided(other)
         if divided is not None and (_mentions(divided, lengths) or "len" in called_names(divided)):
@@ -127,7 +135,7 @@ def asks_for_rest(node: LoopNode, module: Module) -> bool:
 def _function_around(node: LoopNode, module: Module) -> ast.AST:
     """The function that a loop stands in, or the file."""
     found: ast.AST = module.tree
-    for definition in ast.walk(module.tree):
+    for definition in module.nodes:
         if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
             end = definition.end_lineno or definition.lineno
             found = definition if definition.lineno <= node.lineno <= end else found

@@ -10,6 +10,7 @@ from halfstep.check.torch_models.averages import UPDATES, update_by_name
 from halfstep.check.torch_models.carried import backward_from
 from halfstep.check.torch_models.clipping import clip
 from halfstep.check.torch_models.contexts import no_sync
+from halfstep.check.torch_models.engines import Engine
 from halfstep.check.torch_models.gradients import IN_PLACE, Params
 from halfstep.check.torch_models.logs import show_method
 from halfstep.check.torch_models.optimizers import Optimizer, Schedule
@@ -53,6 +54,8 @@ def used_as(value: Unknown, run: Run) -> Value:
     name = run.state.name_of(value)
     if kind == "scaler":
         return Scaler(name)
+    if kind == "engine":
+        return Engine(name)
     if kind == "optimizer":
         run.state.optimizers.setdefault(name, value.models or None)
         return Optimizer(name, value.models or None)

@@ -1,0 +1,143 @@
+"""A line of the stock loop that was left beside halfstep's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.rules.events import (
+    CLIP,
+    ENGINE,
+    ENGINE_BACKWARD,
+    ENGINE_CLOSED,
+    ENGINE_DROP,
+    ENGINE_OPEN,
+    ENGINE_STEP,
+    SCALE,
+    SCHEDULE,
+    STEP,
+    UNSCALE,
+    ZERO_GRAD,
+    Event,
+)
+from halfstep.rules.ledger import Ledger
+from halfstep.rules.rule import Hit, OrderRule
+
+_SETUP = """\
+import torch
+from torch import nn
+
+import halfstep as hs
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+engine = hs.Engine(model, optimizer, precision="fp16"{settings})
+batches = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(4)]
+for x, y in batches:
+    with engine.autocast():
+        loss = nn.functional.mse_loss(model(x), y)
+    engine.backward(loss)
+{clip}    engine.step()
+"""
+_CLIP = "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # <- HS134\n"
+_TEXTS = {
+    CLIP: (
+        "the engine's gradients carry the loss scale here: this clips them to limit / scale.",
+        "give the limit to the engine, `Engine(..., max_norm=...)`, or clip in `with"
+        " engine.gradients():`.",
+    ),
+    STEP: (
+        "the engine steps this optimizer itself: this applies gradients that carry the loss scale.",
+        "leave this line out.",
+    ),
+    SCHEDULE: (
+        "the engine moves this schedule after each update: here it moves a second time.",
+        "leave this line out, or the `schedule=` of the engine.",
+    ),
+    ZERO_GRAD: (
+        "this clears what the engine's window has so far; its step then divides by what is gone.",
+        "leave this line out: the engine clears the gradients after each step.",
+    ),
+    UNSCALE: (
+        "the engine scales by itself: a scaler beside it divides its gradients by a second scale.",
+        "leave the scaler out.",
+    ),
+    SCALE: (
+        "the engine scales the loss itself: this loss is scaled twice.",
+        "give the loss itself to the engine and leave the scaler out.",
+    ),
+    ENGINE_BACKWARD: (
+        "the engine takes the mean over its window itself: this divides the loss twice.",
+        "give the loss as it is to the engine.",
+    ),
+}
+
+
+class LineBesideEngine(OrderRule):
+    """A line of the stock loop that was left beside halfstep's engine.
+
+    What: a clip, a step, a schedule, a scaler, a division by the number of micro-batches or a
+    `zero_grad` inside of a window, where `halfstep.Engine` does all of these. Why: the gradients
+    carry the loss scale until the engine's step, and what the engine does is done twice. Source:
+    the engine's documentation, "From a stock loop".
+    """
+
+    severity = "error"
+    readers = "L"
+    fixes = "unsafe"
+    listens = (
+        *(CLIP, STEP, SCHEDULE, ZERO_GRAD, UNSCALE, SCALE),
+        *(ENGINE, ENGINE_BACKWARD, ENGINE_STEP, ENGINE_DROP, ENGINE_OPEN, ENGINE_CLOSED),
+    )
+    message = "{text}"
+    remedy = "{remedy}"
+    bad = _SETUP.format(settings="", clip=_CLIP)
+    good = _SETUP.format(settings=", max_norm=1.0", clip="")
+
+    def __init__(self) -> None:
+        self._owner: dict[str, Event] = {}  # optimizer to the engine that steps it
+        self._schedules: dict[str, Event] = {}
+        self._windows: dict[str, list[Event]] = {}  # engine to the backward passes of its window
+        self._is_open = False  # in `engine.gradients()`
+
+    def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        engine = event.model or ""
+        if event.kind == ENGINE:
+            self._owner.update(dict.fromkeys(event.optimizers, event))
+            self._schedules.update(dict.fromkeys(event.fact("schedules") or (), event))
+        elif event.kind in (ENGINE_OPEN, ENGINE_CLOSED):
+            self._is_open = event.kind == ENGINE_OPEN
+        elif event.kind == ENGINE_BACKWARD:
+            self._windows.setdefault(engine, []).append(event)
+            if event.fact("scaled"):
+                yield self._hit(event, SCALE, None)
+        elif event.kind in (ENGINE_STEP, ENGINE_DROP):
+            window = self._windows.pop(engine, [])
+            if event.kind == ENGINE_STEP:
+                yield from self._divided(window)
+        else:
+            yield from self._beside(event)
+
+    def _divided(self, window: list[Event]) -> Iterator[Hit]:
+        """Micro-batches of one window, each divided by the same number."""
+        divisors = {event.fact("divided") for event in window}
+        if len(window) > 1 and len(divisors) == 1 and None not in divisors:
+            yield self._hit(window[0], ENGINE_BACKWARD, None)
+
+    def _beside(self, event: Event) -> Iterator[Hit]:
+        if event.kind == SCHEDULE and event.model in self._schedules:
+            yield self._hit(event, SCHEDULE, self._schedules[event.model])
+            return
+        owners = [self._owner[o] for o in event.optimizers if o in self._owner]
+        if not owners or event.kind in (SCHEDULE, SCALE):
+            return
+        waits = bool(self._windows.get(owners[0].model or ""))
+        if event.kind == CLIP and (not waits or self._is_open):
+            return
+        if event.kind == ZERO_GRAD and not waits:
+            return
+        kind = UNSCALE if event.kind == STEP and event.scaler else event.kind
+        yield self._hit(event, kind, owners[0])
+
+    def _hit(self, event: Event, kind: str, engine: Event | None) -> Hit:
+        text, remedy = _TEXTS[kind]
+        return Hit(event, (engine, "the engine"), text=text, remedy=remedy)
