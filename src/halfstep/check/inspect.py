@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from halfstep.check.documents.document import Piece, open_document
@@ -14,7 +14,7 @@ from halfstep.check.output.view import View
 from halfstep.check.source.module import GATE, Module
 from halfstep.check.source.project import Project
 from halfstep.rules.judge import finding_of, hits_of
-from halfstep.rules.rule import Edit, OrderRule, Rule, SourceRule
+from halfstep.rules.rule import Edit, Hit, OrderRule, Rule, SourceRule
 
 
 def inspect_file(path: str, rules: Sequence[type[Rule]], project: Project) -> FileReport:
@@ -155,19 +155,28 @@ def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) ->
         return
     from halfstep.check.interpreter.read import read  # the reader is half of the package
 
-    seen = set()
+    seen: set[object] = set()
+    waiting: list[tuple[type[Rule], Hit]] = []  # they count if no path refutes them
+    refuted: set[Hashable] = set()
     for events in read(module, project):
-        for rule, hit in hits_of(events, rules):
-            severity = hit.severity or rule.severity
-            key = rule.code, severity, hit.where.path, hit.where.line
-            if key in seen:  # most paths show the same
-                continue
-            seen.add(key)
-            finding = finding_of(rule, hit)
-            edits: tuple[Edit, ...] = ()
-            if rule.fixes and finding.path == module.path:
-                from halfstep.check.repair.repairs import repair
+        for rule, hit in hits_of(events, rules, refuted):
+            key = rule.code, hit.severity or rule.severity, hit.where.path, hit.where.line
+            if hit.unless is not None:
+                waiting.append((rule, hit))
+            elif key not in seen:  # most paths show the same
+                seen.add(key)
+                yield _raw(rule, hit, module)
+    for rule, hit in waiting:
+        if hit.unless not in refuted:
+            yield _raw(rule, hit, module)
 
-                edits = repair(finding, hit.edits, module)
-            end = hit.where.end_line, hit.where.end_column
-            yield Raw(finding, end, edits, rule.fixes if edits else None)
+
+def _raw(rule: type[Rule], hit: Hit, module: Module) -> Raw:
+    finding = finding_of(rule, hit)
+    edits: tuple[Edit, ...] = ()
+    if rule.fixes and finding.path == module.path:
+        from halfstep.check.repair.repairs import repair  # most files need none
+
+        edits = repair(finding, hit.edits, module)
+    end = hit.where.end_line, hit.where.end_column
+    return Raw(finding, end, edits, rule.fixes if edits else None)

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 MAX_DEPTH = 14
 # Packages whose functions give nothing of what they are given but what it depends on.
 _KNOWN = ("torch.", "F.", "nn.", "np.", "math.", "os.")
-_HARMLESS_WORDS = "print len str int float min max sum abs isinstance hasattr round"
+_HARMLESS_WORDS = """
+    print len str int float min max sum abs isinstance hasattr round type id repr callable
+    issubclass
+"""
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
 
 
@@ -102,19 +105,22 @@ class Calls:
         if answer is not None:
             return answer(call, self._machine)
         values = call.all()
-        if any(has_training_objects(v) for v in values):
+        harmless = function.last in _HARMLESS  # it changes nothing of what it is given
+        if not harmless and any(has_training_objects(v) for v in values):
             return None
         known = function.name.startswith(_KNOWN)
         if known and function.last[:1].isupper():
             # nn.Linear(settings.width, 1): two models of the same settings share no parameters
             values = [v for v in values if not isinstance(v, Unknown) or v.key == v.root]
         depends = NOBODY.union(*(v.models for v in values))
-        if not known and function.last not in _HARMLESS:
+        if not known and not harmless:
             given = [v for v in values if v.holds_weights(self._machine)]
             others = [v for v in values if len(given) < 2 or v not in given]
             depends |= NOBODY.union(*(v.parts() for v in others)) | models.inside(given)
         no_grad = self._machine.state.frame.no_grad
         result = self._machine.unknown(models=NOBODY if no_grad else depends)
+        if function.name.startswith(("torch.nn.", "nn.")) and function.last[:1].isupper():
+            self._machine.state.made.add(result.key)
         return result if makes_new(function.last) else result.made_by(function.name, values)
 
     def _parent(self, scope: Scope) -> Value:
@@ -134,7 +140,7 @@ class Calls:
         if cls.member("__init__") is not None:
             function = instance.attribute("__init__", self._machine)
             if isinstance(function, Function):
-                self.run(function, call.given(), call.named())
+                self.run(function, call.given(), call.named(), call.node)
         elif own.part_of(instance, self._machine) is None:  # a dataclass
             fields = (n.target for n in cls.node.body if isinstance(n, ast.AnnAssign))
             names = [name for target in fields if (name := last_name(target))]
@@ -158,17 +164,29 @@ class Calls:
 
     # The project's own functions
 
-    def run(self, function: Function, given: list[Value], named: dict[str, Value]) -> Value:
-        """Run a function of the project and return what it returns."""
+    def run(
+        self,
+        function: Function,
+        given: list[Value],
+        named: dict[str, Value],
+        at: ast.AST | None = None,
+    ) -> Value:
+        """Run a function of the project, called `at` some place, and return what it returns."""
         functions = self._machine.state.frame.functions
         if function.node in functions or len(functions) >= MAX_DEPTH:
             return self._machine.unknown("recursion")
         if is_manager(function.node):
             return Manager(function, given, named)
         body = self.run_body
-        return self._repeats.call(function, given, named, lambda: body(function, given, named))
+        return self._repeats.call(function, given, named, lambda: body(function, given, named, at))
 
-    def run_body(self, function: Function, given: list[Value], named: dict[str, Value]) -> Value:
+    def run_body(
+        self,
+        function: Function,
+        given: list[Value],
+        named: dict[str, Value],
+        at: ast.AST | None = None,
+    ) -> Value:
         """Run its body, whatever it is and was called with before."""
         node, state = function.node, self._machine.state
         scope = Scope(function.scope.module, function.scope)
@@ -178,6 +196,7 @@ class Calls:
         with state.entered(
             module=function.scope.module,
             functions=(*state.frame.functions, node),
+            sites=(*state.frame.sites, (state.frame.module, at)),
             uncertain_at_call=state.frame.uncertain,
         ):
             return self._body(node, scope)

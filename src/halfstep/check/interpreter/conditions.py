@@ -155,9 +155,12 @@ class Conditions:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return not self._decide(node.operand, scope, not main, acts)
         if isinstance(node, ast.BoolOp):
+
+            def ask(part: ast.expr, main: bool, acts: bool) -> bool:
+                return self._part(node, part, scope, main, acts)
+
             stop = isinstance(node.op, ast.Or)
-            stopped = any(self._part(node, p, scope, main, acts) is stop for p in node.values)
-            return stop if stopped else not stop
+            return self._machine.knowledge.joined(stop, node.values, main, ask, acts)
         value = self.plain(self._machine.evaluate(node, scope))
         if isinstance(value, SkipTest) and value.speaks_of_last_step(self._machine):
             self._machine.state.num_skip_tests += 1

@@ -109,8 +109,11 @@ class Expressions:
         inner, machine = Scope(scope.module, scope), self._machine
         first = node.generators[0]
         results = []
-        for item in self.evaluate(first.iter, inner).iterate(1, machine):
+        rounds = 2 if machine.state.module.acts(node.elt) else 1  # as a loop has
+        for item in self.evaluate(first.iter, inner).iterate(rounds, machine):
             machine.bind(first.target, item, inner)
+            if any(self.evaluate(test, inner).truth is False for test in first.ifs):
+                continue
             for more in node.generators[1:]:
                 inside = next(self.evaluate(more.iter, inner).iterate(1, machine), None)
                 if inside is not None:

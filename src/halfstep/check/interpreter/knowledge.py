@@ -8,8 +8,9 @@ as its parts. Only a question that nothing settles is a decision of the path.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
+_Part = TypeVar("_Part")
 Decide = Callable[[Hashable, bool, bool], bool]
 _NONE = ("const", "None")
 _FALSE = frozenset(("const", text) for text in ("None", "False", "0", "0.0", "''", "()", "[]"))
@@ -48,14 +49,32 @@ class Knowledge:
             if kind == "not":
                 return not self.ask(question[1], not main, acts)
             if kind in ("And", "Or"):
-                stop = kind == "Or"
-                parts = (self.ask(part, main, acts) is stop for part in question[1:])
-                return stop if any(parts) else not stop
+                return self.joined(kind == "Or", question[1:], main, self.ask, acts)
         known = self.answer(question)
         if known is None:
             known = self._decide(question, main, acts)
             self._learn(question, known)
         return known
+
+    @staticmethod
+    def joined(
+        stop: bool,
+        parts: Iterable[_Part],
+        main: bool,
+        ask: Callable[[_Part, bool, bool], bool],
+        acts: bool,
+    ) -> bool:
+        """The answer to ``and`` and ``or``: `stop` as soon as a part is `stop`.
+
+        Where a part goes another way than the whole should, the others follow it: a path that turns
+        one part of two shall see the other branch.
+        """
+        for part in parts:
+            answer = ask(part, main, acts)
+            if answer is stop:
+                return stop
+            main = answer
+        return not stop
 
     def answer(self, question: Hashable) -> bool | None:
         """The answer, as far as earlier ones settle it."""

@@ -8,6 +8,7 @@ where a condition counts micro-batches); a branch in which nothing can happen co
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Hashable
 from typing import Any, NoReturn
 
@@ -33,7 +34,7 @@ from halfstep.check.values.objects import Class, Function, Instance, Scope
 from halfstep.check.values.regions import roots
 from halfstep.check.values.state import PathState
 from halfstep.rules import events as e
-from halfstep.rules.events import Event
+from halfstep.rules.events import Event, Place
 
 _MOVED = (e.SCHEDULE, e.EMA)  # what a skip should hold still
 
@@ -80,9 +81,15 @@ class Machine:
         """Assign `value` to a name, an attribute, an item or a tuple of these."""
         self.binding.bind(target, value, scope)
 
-    def call(self, function: Function, given: list[Value], named: dict[str, Value]) -> Value:
-        """Run a function of the project and return what it returns."""
-        return self.calls.run(function, given, named)
+    def call(
+        self,
+        function: Function,
+        given: list[Value],
+        named: dict[str, Value],
+        at: ast.AST | None = None,
+    ) -> Value:
+        """Run a function of the project, called `at` some place, and return what it returns."""
+        return self.calls.run(function, given, named, at)
 
     def apply(self, function: Value, call: Call) -> Value:
         """Call anything; what nobody can look into makes what it is given uncertain."""
@@ -122,6 +129,16 @@ class Machine:
         """Whether the file, or one that it imports, takes the state of a scaler anywhere."""
         return self.project.saves_scaler(self.state.module)
 
+    def site(self, node: ast.AST) -> Place:
+        """Place of `node`, or of the call that leads to it from the function that steps."""
+        frame, home = self.state.frame, self.state.step_functions
+        pairs = zip(frame.functions, home, strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
+        module, call = next(iter(frame.sites[shared:]), (None, None))
+        if module is None or call is None or self.state.num_steps == 0:
+            return self.state.module.place(node)
+        return module.place(call)
+
     def decide(self, question: Hashable, main: bool = True, acts: bool = True) -> bool:
         """Which way a condition goes; the same for the same `question`."""
         return self.knowledge.ask(question, main, acts)
@@ -138,14 +155,14 @@ class Machine:
         """A framework does the work on this path: nothing can be said about it."""
         raise Silent
 
-    def emit(self, kind: str, node: ast.AST, **fields: Any) -> None:
+    def emit(self, kind: str, node: ast.AST | Place, **fields: Any) -> None:
         """Record an event at `node`."""
         state, facts = self.state, fields.get("facts", {})
         if kind == state.fails_in:
             state.fails_in = ""
             state.num_choices += 1
             if kind == e.STEP:
-                place = state.module.place(node)
+                place = node if isinstance(node, Place) else state.module.place(node)
                 self.path.events.append(Event(e.LEFT, place, facts={"raised": True}))
             raise Raised
         if kind == e.BACKWARD:
@@ -154,6 +171,9 @@ class Machine:
             state.note_gradients(facts["models"], True)
         elif kind == e.STEP:
             state.num_steps += 1
+            state.step_functions = state.frame.functions
+        elif kind == e.SCALER and state.gradients_elsewhere is None:
+            state.gradients_elsewhere = False  # whatever came before, it is not of this scaler
         elif kind == e.OPTIMIZER:
             self._note_cleared(fields["optimizers"], None, made=True)
         elif kind == e.ZERO_GRAD:
@@ -166,11 +186,13 @@ class Machine:
             facts = {**facts, "loops": self.loops.lines()}
         if kind in (e.ZERO_GRAD, *_MOVED) and (state.frame.guarded or state.after_skip_test):
             facts = {**facts, "guarded": True}
-        if kind == e.ZERO_GRAD and state.num_choices == state.choices_before_backward:
-            facts = {**facts, "unbroken": True}
+        if kind == e.ZERO_GRAD:
+            chose = state.num_choices > state.choices_before_backward
+            facts = {**facts, "choice" if chose else "unbroken": True}
         if facts:
             fields["facts"] = facts
-        self.path.events.append(Event(kind, state.module.place(node), **fields))
+        place = node if isinstance(node, Place) else state.module.place(node)
+        self.path.events.append(Event(kind, place, **fields))
 
     def _note_cleared(
         self, optimizers: tuple[str, ...], models: Models | None, made: bool = False

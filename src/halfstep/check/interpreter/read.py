@@ -169,12 +169,19 @@ def resolve(events: list[Event], machine: Machine) -> list[Event]:
     used = (e.STEP, e.UNSCALE, e.ZERO_GRAD, e.ENGINE)
     optimizers = {o: None for ev in events if ev.kind in used for o in ev.optimizers}
     known = {o: machine.state.optimizers.get(o) for o in optimizers}
-    return [_resolved(event, known, machine.state.names) for event in events]
+    return [_resolved(event, known, machine) for event in events]
 
 
-def _resolved(event: Event, known: dict[str, Models | None], names: dict[str, str]) -> Event:
+_BY_HAND = (e.CLIP, e.EDIT, e.ZERO_GRAD)  # they are about the parameters that they are given
+
+
+def _resolved(event: Event, known: dict[str, Models | None], machine: Machine) -> Event:
+    names = machine.state.names
     if "models" in event.facts:
-        sure, maybe = owners(event.facts["models"], known, event.kind in (e.CLIP, e.EDIT))
+        models = event.facts["models"]
+        alone = bool(models) and roots(models) <= machine.state.made  # no other name means them
+        given = event.kind in (e.CLIP, e.EDIT)
+        sure, maybe = owners(models, known, given, alone and event.kind in _BY_HAND)
         event = event._replace(optimizers=sure, maybe=maybe)
     if event.kind in (e.SCALER, e.LOAD, e.SCALE) and event.scaler:
         variable = names.get(event.scaler, event.scaler).split("#")[0]

@@ -43,6 +43,7 @@ class Statements:
             ast.Break: self._break,
             ast.Continue: self._continue,
             ast.Raise: self._raise,
+            ast.Delete: self._delete,
             ast.Global: self._global,
             ast.Nonlocal: self._global,
         }
@@ -175,6 +176,11 @@ class Statements:
     def _continue(self, node: ast.Continue, scope: Scope) -> None:
         self._note_left(node)
         raise LoopContinued
+
+    def _delete(self, node: ast.Delete, scope: Scope) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Attribute):
+                self._machine.bind(target, Const(None), scope)
 
     def _note_left(self, node: ast.stmt) -> None:
         if self._machine.state.frame.chosen:

@@ -39,6 +39,10 @@ OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
 # Of these only what is done to gradients counts, and only what a scaler or an average does.
 _IN_PLACE = frozenset(["clamp_", "mul_", "div_", "masked_fill_", "nan_to_num", "nan_to_num_"])
 _GRADIENT = re.compile(r"\bgrads?\b|\bgradients?\b|_grads\b")
+_BLENDS = frozenset(["lerp_", "add_", "copy_", "_foreach_lerp_", "_foreach_mul_"])
+_AVERAGE = re.compile(
+    r"ema\b|ema_|EMA|average|Average|teacher|shadow|momentum_update|moving|target"
+)
 _UPDATED = re.compile(r"scaler|ema|amp|avg|averag|swa", re.IGNORECASE)
 _OF_MODELS = frozenset(["parameters", "named_parameters", "train", "zero_grad"])
 
@@ -201,6 +205,8 @@ class Module:
         name = last_name(call.func)
         if name in OPTIMIZERS:
             return True
+        if name in _BLENDS:
+            return self._speaks_of_averages
         if name == "update" and isinstance(call.func, ast.Attribute):
             owner = last_name(call.func.value) or "scaler"
             return bool(_UPDATED.search(owner)) or self.kind_of(owner) == "scaler"
@@ -227,6 +233,10 @@ class Module:
         """Names that imports bind, in whatever part of the file."""
         names = (alias for node in self.inventory().imports for alias in node.names)
         return {alias.asname or alias.name.split(".")[0] for alias in names} | {"torch"}
+
+    @functools.cached_property
+    def _speaks_of_averages(self) -> bool:
+        return bool(_AVERAGE.search(self.text))
 
     @functools.cached_property
     def _speaks_of_gradients(self) -> bool:

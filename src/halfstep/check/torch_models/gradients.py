@@ -32,6 +32,7 @@ from halfstep.rules import events as e
 
 _ASKS_FINITE = frozenset(["isnan", "isinf", "isfinite"])
 _NOISE = frozenset(["randn", "randn_like", "normal", "normal_", "rand", "rand_like"])
+_NO_EDIT = frozenset(["detach_", "requires_grad_"])
 _HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook"])
 IN_PLACE = frozenset(
     ["copy_", "add_", "sub_", "mul_", "div_", "lerp_", "fill_", "zero_", "normal_", "uniform_"]
@@ -83,6 +84,8 @@ class Params(Value):
     def assign(self, name: str, value: Value, target: ast.Attribute, run: Run) -> None:
         if name == "requires_grad":
             run.state.set_frozen(self.of, value.truth is False)
+        if name == "data" and self.of & value.models:
+            _blended(self, value.models, target, run)
         if name == "grad" and value.as_gradient_of(self.of, target, run):
             return
         if name == "grad" and isinstance(value, Clipped):
@@ -147,16 +150,17 @@ def _changed_in_place(
     """``p.copy_(q)``, ``p.lerp_(q, 0.01)``: weights, or a moving average of others."""
     run.emit(e.WEIGHTS, call.node, facts={"models": weights.of})
     others = NOBODY.union(*(v.models for v in values))
+    if method in ("lerp_", "add_") or weights.of & others:  # a copy is no average
+        _blended(weights, others, call.node, run)
+
+
+def _blended(weights: Params, others: Models, node: ast.AST, run: Run) -> None:
+    """Record weights that move towards those of a model in training."""
     trained = roots(others) & _trained(run) - roots(weights.of)
-    known = run.state.frame.average  # its method has said so
-    if (
-        method in ("lerp_", "add_")
-        and trained
-        and not known
-        and not roots(weights.of) & _trained(run)
-    ):
-        facts = {"models": frozenset(trained)}
-        run.emit(e.EMA, call.node, model=f"average@{call.node.lineno}", facts=facts)
+    is_free = not run.state.frame.average and not roots(weights.of) & _trained(run)
+    if trained and is_free:
+        name = f"average@{getattr(node, 'lineno', 0)}"
+        run.emit(e.EMA, run.site(node), model=name, facts={"models": frozenset(trained)})
 
 
 def _trained(run: Run) -> Models:
@@ -199,6 +203,8 @@ class Grad(Value):
         known = self.passed_to(name, call, call.all(), run)
         if known is not None:
             return known
+        if name in _NO_EDIT:
+            return self
         if name.endswith("_") and not name.endswith("__"):
             _record_edit(call.node, _how_called(name, call), self.of or None, run)
         elif name == "nan_to_num":
@@ -214,6 +220,9 @@ class Grad(Value):
                 _record_clip(call.node, self.of, values, run)
                 return self
             return Clipped(self.of, values)
+        if name == "zero_":
+            _record_edit(call.node, "zero", self.of or None, run)
+            return self
         if name in ("mul_", "div_") and _limits(name == "div_", values):
             _record_clip(call.node, self.of, values, run)
             return self
@@ -247,6 +256,8 @@ def _of_gradients(function: External, call: Call, run: Run) -> Value | None:
         return None
     values = list(flat(call.all()))
     first = values[0] if values else None
+    if isinstance(first, Params):
+        _changed_in_place(first, name.removeprefix("_foreach_"), values[1:], call, run)
     if isinstance(first, Grad):
         return first.passed_to(name.removeprefix("_foreach_"), call, values[1:], run)
     return of_measure(name, values, run)

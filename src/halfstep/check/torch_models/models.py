@@ -144,7 +144,7 @@ def _no_sync(owner: Unknown, call: Call, run: Run) -> Value:
 @methods("*.state_dict")
 def _state_dict(owner: Unknown, call: Call, run: Run) -> Value:
     inside = "scaler" in owner.name.lower() or owner.name == "amp"
-    return State("scaler" if inside else "model")
+    return State("scaler") if inside else State("model", of=frozenset([owner.region]))
 
 
 @methods(*_FRAMEWORK)

@@ -11,7 +11,7 @@ from halfstep.check.source.module import OPTIMIZERS
 from halfstep.check.torch_models.gradients import Params
 from halfstep.check.torch_models.states import State
 from halfstep.check.torch_models.table import functions
-from halfstep.check.values.base import NOBODY, Models, Unknown, Value
+from halfstep.check.values.base import NOBODY, Const, Models, Unknown, Value
 from halfstep.check.values.call import Call
 from halfstep.check.values.containers import Mapping, Sequence
 from halfstep.check.values.objects import Instance, Method, is_schedule_name
@@ -45,13 +45,13 @@ class Optimizer(Value):
     def attribute(self, name: str, run: Run) -> Value:
         if name == "param_groups":
             whole: frozenset[Hashable] = frozenset([("optimizer", self.id)])
-            return Sequence([Mapping({"params": Params(self.params or whole)})])
+            return Sequence([ParamGroup(self, Params(self.params or whole))])
         known = name in ("step", "zero_grad", "update")
         return Method(self, name) if known else super().attribute(name, run)
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:
         call.evaluate_all()
-        if name == "step":
+        if name == "step" and not run.state.frame.stepping:
             facts: dict[str, Any] = {"closure": True} if call.count() else {}
             if run.state.finite_known:
                 facts["guarded"] = True
@@ -61,6 +61,25 @@ class Optimizer(Value):
         elif name == "state_dict":
             return State("optimizer", self.id)
         return run.unknown()
+
+
+class ParamGroup(Mapping):
+    """One of ``optimizer.param_groups``."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Optimizer, params: Params) -> None:
+        super().__init__({"params": params})
+        self.owner = owner
+
+    def assign_item(self, index: Value, value: Value, target: ast.Subscript, run: Run) -> None:
+        functions = run.state.frame.functions
+        by_step = bool(functions) and getattr(functions[-1], "name", "") == "step"
+        if isinstance(index, Const) and index.value == "lr" and by_step:
+            who, name = (self.owner.id,), f"schedule@{functions[-1].lineno}"
+            run.emit(e.SCHEDULE, run.site(target), optimizers=who, model=name)
+            return
+        super().assign_item(index, value, target, run)
 
 
 def as_optimizer(value: Value, run: Run) -> Optimizer | None:

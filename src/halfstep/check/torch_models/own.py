@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from halfstep.check.torch_models.optimizers import OWN, Optimizer, Schedule, as_optimizer
 from halfstep.check.values.base import Value
-from halfstep.check.values.call import Call
+from halfstep.check.values.call import Call, Given
 from halfstep.check.values.objects import Instance
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
@@ -45,6 +45,13 @@ def _keep(owner: Instance, optimizer: Optimizer, run: Run) -> Optimizer:
     owner.attributes[OWN] = optimizer
     run.state.optimizers[optimizer.id] = optimizer.params
     return optimizer
+
+
+def stepped(value: Value, call: Call, run: Run) -> None:
+    """A scaler steps an optimizer of the project: what else its ``step`` does."""
+    if isinstance(value, Instance) and value.cls.is_optimizer() and value.has("step"):
+        with run.state.entered(stepping=True):
+            run.apply(value.attribute("step", run), Given(call.node, []))
 
 
 def of_base(owner: Instance, name: str, call: Call, run: Run) -> Value:

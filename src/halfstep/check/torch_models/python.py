@@ -9,7 +9,7 @@ from halfstep.check.torch_models.gradients import Params
 from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import NOBODY, Const, External, Unknown, Value
 from halfstep.check.values.call import Call, Given, has_training_objects
-from halfstep.check.values.containers import Mapping, Repeated, Sequence, entries
+from halfstep.check.values.containers import Mapping, Repeated, Sequence, Zipped, entries
 from halfstep.check.values.numbers import Counted, Modulo, Sum
 from halfstep.check.values.objects import Function, Instance, Method, Partial
 from halfstep.check.values.regions import some
@@ -93,7 +93,7 @@ def _zip(call: Call, run: Run) -> Value:
     if any(v.stands_for_all for v in values):
         lengths = [1]
     if not lengths:
-        whole = Repeated(Sequence([_item(v, 0, run) for v in values]))
+        whole = Zipped(values)
         run.rounds.alias(whole, values)
         return whole
     return Sequence([Sequence([_item(v, i, run) for v in values]) for i in range(min(lengths))])
@@ -102,7 +102,7 @@ def _zip(call: Call, run: Run) -> Value:
 def _item(value: Value, index: int, run: Run) -> Value:
     if isinstance(value, Sequence) and value.items:
         return value.items[index]
-    return next(value.iterate(1, run))
+    return list(value.iterate(index + 1, run))[-1]
 
 
 @functions("*.enumerate")
@@ -131,7 +131,7 @@ def _len(call: Call, run: Run) -> Value:
     value = call.first()
     if isinstance(value, Sequence) and run.rounds.is_window(call.node):
         return Const(len(value.items))
-    return Sum(("new", run.fresh()), "len", ("len", value.key), 0)
+    return Sum(("new", run.fresh()), "len", ("len", value.key), 0).made_by("len", [value])
 
 
 @functions("*.min")
@@ -183,7 +183,11 @@ def _bool(call: Call, run: Run) -> Value:
 def _next(call: Call, run: Run) -> Value:
     """One of all that a value stands for, or something new."""
     value = call.first()
-    return value if value.stands_for_all else run.unknown(models=value.models)
+    if value.stands_for_all:
+        return value
+    found = run.unknown(models=value.models)
+    anew = bool(call.node.args) and isinstance(call.node.args[0], ast.Call)
+    return found.made_by("next", [value]) if anew else found  # of an iterator that goes on
 
 
 @functions("*.any", "*.all")
@@ -195,3 +199,16 @@ def _any(call: Call, run: Run) -> Value | None:
         return None if has_training_objects(value) else run.unknown(models=value.models)
     last = ast.unparse(call.node.func).rpartition(".")[2]
     return Const((any if last == "any" else all)(item.truth for item in items))
+
+
+@functions("*.sum")
+def _sum(call: Call, run: Run) -> Value | None:
+    """``sum(p.grad is not None for p in ...)``: of answers that are known."""
+    value = call.first()
+    items = [value.each] if isinstance(value, Repeated) else getattr(value, "items", None)
+    found = [i.value for i in items or () if isinstance(i, Const) and type(i.value) is bool]
+    if items and len(found) == len(items):
+        return Const(sum(found))
+    if has_training_objects(value):
+        return None
+    return run.unknown(models=NOBODY.union(*(v.models for v in call.all()))).made_by("sum", [value])

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Hashable
 from typing import Any
 
+from halfstep.check.torch_models import own
 from halfstep.check.torch_models.carried import Penalty
 from halfstep.check.torch_models.optimizers import as_optimizer
 from halfstep.check.torch_models.scales import Scaled, ScaleRead, SkipTest, found
@@ -92,7 +93,9 @@ class Scaler(Value):
         kind = e.STEP if method == "step" else e.UNSCALE
         closures = [*call.given()[1:], *call.named().values()]
         facts: dict[str, Any] = {}
-        if any(closure.truth is not False for closure in closures):
+        if "closure" in call.names():
+            facts["closure"] = True  # torch refuses it by its name, whatever it is
+        elif any(closure.truth is not False for closure in closures):
             facts["closure"] = all(closure.truth for closure in closures) or "perhaps"
         if run.state.finite_known:
             facts["guarded"] = True
@@ -101,6 +104,8 @@ class Scaler(Value):
             run.emit(kind, call.node, scaler=self.id, optimizers=who, facts=facts)
         elif kind == e.STEP:
             run.emit(kind, call.node, optimizers=who, facts=facts)
+        if kind == e.STEP:
+            own.stepped(call.first(), call, run)
         return run.unknown()
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfstep.check.torch_models.gradients import Params
 from halfstep.check.torch_models.scales import ScaleRead
 from halfstep.check.torch_models.table import watches
-from halfstep.check.values.base import Const, External, Unknown, Value
+from halfstep.check.values.base import NOBODY, Const, External, Models, Unknown, Value
 from halfstep.check.values.call import Call
-from halfstep.check.values.containers import Mapping, Sequence
+from halfstep.check.values.containers import Mapping, Repeated, Sequence
 from halfstep.check.values.objects import Instance
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
@@ -19,12 +20,21 @@ from halfstep.rules.events import Place
 class State(Value):
     """What ``state_dict()`` gives: "model", "optimizer", "scaler" or "schedule", and of whom."""
 
-    __slots__ = ("entry", "kind", "owner")
+    __slots__ = ("entry", "kind", "of", "owner")
+    answers_methods = True
 
-    def __init__(self, kind: str, owner: str = "") -> None:
+    def __init__(self, kind: str, owner: str = "", of: Models = NOBODY) -> None:
         self.kind = kind
         self.owner = owner
+        self.of = of
         self.entry: Place | None = None  # where it stands in a dict that is written out
+
+    def method(self, name: str, call: Call, run: Run) -> Value | None:
+        call.evaluate_all()
+        weights = Params(self.of)
+        if self.of and name == "items":
+            return Repeated(Sequence([run.unknown(), weights]))
+        return weights if self.of and name in ("values", "get") else run.unknown()
 
     def holds_weights(self, run: Run) -> bool:
         return self.kind == "model"
@@ -34,7 +44,10 @@ class State(Value):
 
     def item(self, index: Value, node: ast.Subscript, run: Run) -> Value:
         if self.kind == "scaler" and isinstance(index, Const) and index.value == "scale":
+            run.emit(e.READ_SCALE, node, scaler=self.owner)
             return ScaleRead(self.owner)
+        if self.of:
+            return Params(self.of)
         return super().item(index, node, run)
 
 

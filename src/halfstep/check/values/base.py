@@ -250,7 +250,10 @@ class Unknown(Value):
 
     def is_made_here(self) -> bool:
         """Whether the path met it without a name: made by a call, or one item of a list."""
-        return isinstance(self.key, tuple) and self.key[0] in ("new", "item")
+        key = self.key
+        while isinstance(key, tuple) and key[0] in ("at", "of"):
+            key = key[1]
+        return isinstance(key, tuple) and key[0] in ("new", "item")
 
     def attribute(self, name: str, run: Run) -> Value:
         known = run.state.attributes.get((self.key, name)) or run.known_attribute(self, name)
@@ -285,7 +288,7 @@ class Unknown(Value):
 
     def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
         for i in range(rounds):  # the same items again in another loop over it
-            yield Unknown(("item", self.key, i), "", self.models)
+            yield Unknown(("item", self.question, i), "", self.models)
 
     def holds_weights(self, run: Run) -> bool:
         return run.is_model(self)

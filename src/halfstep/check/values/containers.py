@@ -177,6 +177,23 @@ class Repeated(Value):
         return _joined("repeated", [self.each], depth)
 
 
+class Zipped(Value):
+    """``zip(...)`` of lists of unknown length."""
+
+    __slots__ = ("parts_",)
+
+    def __init__(self, parts: list[Value]) -> None:
+        self.parts_ = parts
+
+    @property
+    def models(self) -> Models:  # type: ignore[override]
+        return NOBODY.union(*(part.models for part in self.parts_))
+
+    def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
+        rows = zip(*(part.iterate(rounds, run) for part in self.parts_), strict=False)
+        return (Sequence(list(row)) for row in rows)
+
+
 def flat(values: Iterable[Value]) -> Iterator[Value]:
     """The items of lists in `values`, at any depth, and the other values."""
     for value in values:

@@ -116,7 +116,7 @@ class Function(Value):
         self.me = me
 
     def called(self, call: Call, run: Run) -> Value | None:
-        return run.call(self, call.given(), call.named())
+        return run.call(self, call.given(), call.named(), call.node)
 
     def training_objects(self) -> Iterator[Value]:
         """What a function that is handed on uses, if anything can happen in it."""

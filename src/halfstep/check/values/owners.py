@@ -10,7 +10,7 @@ Known = dict[str, Models | None]
 
 
 def owners(
-    models: Models | None, known: Known, given: bool
+    models: Models | None, known: Known, given: bool, alone: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Whose parameters are surely in `models`, and whose may be.
 
@@ -19,9 +19,13 @@ def owners(
         known: The optimizers and what they have.
         given: Whether the parameters themselves were given, as to a clip. What one optimizer was
             made with is then about this one alone.
+        alone: Whether nothing else in the program means the same models: an optimizer that was
+            made with others is not concerned.
     """
-    if len(known) == 1:
-        return tuple(known), ()
+    if alone and not any(_has(one, o, known) is not False for one in models or () for o in known):
+        return (), ()
+    if len(known) == 1 or (not any(known.values()) and len({*map(_variable, known)}) == 1):
+        return tuple(known), ()  # the one, or all items of one collection
     same = tuple(o for o, of in known.items() if of and of == models)
     if given and same:
         return same, ()
@@ -38,6 +42,10 @@ def owners(
         maybe |= {*known} - sure
     sure -= maybe
     return tuple(o for o in known if o in sure), tuple(o for o in known if o in maybe)
+
+
+def _variable(optimizer: str) -> str:
+    return optimizer.split("#")[0] if "#" in optimizer and "@" not in optimizer else optimizer
 
 
 def _perhaps_spared(answers: dict[tuple[Hashable, str], bool | None], known: Known) -> set[str]:

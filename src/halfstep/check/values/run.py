@@ -10,6 +10,7 @@ from halfstep.check.values.base import NOBODY, External, Models, Unknown, Value
 from halfstep.check.values.call import Call
 from halfstep.check.values.objects import Class, Function, Instance, Scope
 from halfstep.check.values.state import PathState
+from halfstep.rules.events import Place
 
 
 class Rounds(Protocol):
@@ -39,8 +40,11 @@ class Run(Protocol):
     def rounds(self) -> Rounds:
         """What is known of its loops."""
 
-    def emit(self, kind: str, node: ast.AST, **fields: Any) -> None:
+    def emit(self, kind: str, node: ast.AST | Place, **fields: Any) -> None:
         """Record an event at `node`."""
+
+    def site(self, node: ast.AST) -> Place:
+        """Place of `node`, or of the call that leads to it from the function that steps."""
 
     def fresh(self) -> int:
         """A number that this path has not used."""
@@ -60,8 +64,14 @@ class Run(Protocol):
     def bind(self, target: ast.expr, value: Value, scope: Scope) -> None:
         """Assign `value` to a name, an attribute, an item or a tuple of these."""
 
-    def call(self, function: Function, given: list[Value], named: dict[str, Value]) -> Value:
-        """Run a function of the project and return what it returns."""
+    def call(
+        self,
+        function: Function,
+        given: list[Value],
+        named: dict[str, Value],
+        at: ast.AST | None = None,
+    ) -> Value:
+        """Run a function of the project, called `at` some place, and return what it returns."""
 
     def apply(self, function: Value, call: Call) -> Value:
         """Call anything; what nobody can look into makes what it is given uncertain."""

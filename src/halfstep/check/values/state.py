@@ -29,6 +29,8 @@ class Frame(NamedTuple):
         no_grad: Whether no gradients are recorded.
         chosen: Depth of branches that the path chose without knowing.
         guarded: Whether it is in a branch under a test for a skipped step.
+        stepping: Whether the ``step`` of an optimizer of the project's own runs.
+        sites: File and call of each of the running functions.
         average: Whether a moving average is being updated, by a method that is named so.
         uncertain: Depth of branches that are run without a decision whether they are.
         uncertain_at_call: The same where the running function was called.
@@ -41,6 +43,8 @@ class Frame(NamedTuple):
     no_grad: bool = False
     chosen: int = 0
     guarded: bool = False
+    stepping: bool = False
+    sites: tuple[tuple[Module | None, ast.AST | None], ...] = ()
     average: bool = False
     uncertain: int = 0
     uncertain_at_call: int = 0
@@ -64,6 +68,7 @@ class PathState:
         after_skip_test: Whether the other branch of a test for a skipped step has left.
         has_failed: Whether something has raised: once is enough on one path.
         fails_in: The kind of event that raises when it comes next; empty for none.
+        step_functions: Definitions that were running at the last step.
         carrying: The scaler whose scale the last backward had.
         optimizers: Name to the regions of the parameters, ``None`` if nobody knows them.
         trained: Modules that a backward has reached.
@@ -71,6 +76,7 @@ class PathState:
         names: Provisional name of an object to that of its variable.
         hooks: Run after each scaled backward: what the program has registered on tensors.
         changed: Modules whose weights were changed in place.
+        made: Modules that the path has seen being made: no other name means them.
         frozen: Modules whose parameters need no gradients now.
         gradients: Module to whether its parameters have gradients now.
         gradients_elsewhere: The same for all other modules, ``None`` if nobody knows.
@@ -89,6 +95,7 @@ class PathState:
     after_skip_test: bool = False
     has_failed: bool = False
     fails_in: str = ""
+    step_functions: tuple[FunctionNode, ...] = ()
     carrying: str | None = None
     optimizers: dict[str, Models | None] = field(default_factory=dict)
     trained: set[Hashable] = field(default_factory=set)
@@ -100,6 +107,7 @@ class PathState:
     hooks: list[Callable[[Run], None]] = field(default_factory=list)
     changed: set[Hashable] = field(default_factory=set)
     frozen: Models = frozenset()
+    made: set[Hashable] = field(default_factory=set)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     @property
