@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from halfstep.check.linter import check_paths
+from halfstep.rules import registry
 from lint_kinds import (
     asked_twice,
     averages,
@@ -20,9 +23,6 @@ from lint_kinds import (
     stages,
 )
 
-from halfstep.check.linter import check_paths
-from halfstep.rules import registry
-
 FILES = (asked_twice, choices, given_optimizers, skips, stages, own_scalers, averages)
 CASES = {
     f"{kind} / {member}": text
@@ -32,7 +32,9 @@ CASES = {
 }
 MARK = re.compile(r"# <- (HS\d+)$")
 # What these say needs a skip, a resume or a person that reads, not another scale, to be seen.
-UNSEEN = frozenset("HS106 HS109 HS111 HS112 HS115 HS117 HS118 HS127 HS130 HS210".split())
+UNSEEN = frozenset(
+    ["HS106", "HS109", "HS111", "HS112", "HS115", "HS117", "HS118", "HS127", "HS130", "HS210"]
+)
 RULES = registry.select()
 
 

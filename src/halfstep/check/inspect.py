@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from halfstep.check.documents.document import Piece, open_document
 from halfstep.check.documents.files import Unreadable, read_bytes
@@ -15,6 +16,10 @@ from halfstep.check.source.module import GATE, Module
 from halfstep.check.source.project import Project
 from halfstep.rules.judge import finding_of, hits_of
 from halfstep.rules.rule import Edit, Hit, OrderRule, Rule, SourceRule
+
+if TYPE_CHECKING:
+    from halfstep.check.interpreter.certainty import Answers
+    from halfstep.check.interpreter.read import Reading
 
 
 def inspect_file(path: str, rules: Sequence[type[Rule]], project: Project) -> FileReport:
@@ -158,8 +163,8 @@ def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) ->
     seen: set[object] = set()
     waiting: list[tuple[type[Rule], Hit]] = []  # they count if no path refutes them
     refuted: set[Hashable] = set()
-    for events in read(module, project):
-        for rule, hit in hits_of(events, rules, refuted):
+    for readings in read(module, project):
+        for rule, hit in _hits(readings, rules, refuted):
             key = rule.code, hit.severity or rule.severity, hit.where.path, hit.where.line
             if hit.unless is not None:
                 waiting.append((rule, hit))
@@ -169,6 +174,28 @@ def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) ->
     for rule, hit in waiting:
         if hit.unless not in refuted:
             yield _raw(rule, hit, module)
+
+
+def _hits(
+    readings: list[Reading], rules: list[type[OrderRule]], refuted: set[Hashable]
+) -> Iterator[tuple[type[Rule], Hit]]:
+    """The hits of all paths of one entry; an error without a witness is a note."""
+    from halfstep.check.interpreter.certainty import is_certain
+
+    found: dict[object, tuple[type[Rule], Hit, set[int]]] = {}
+    for number, reading in enumerate(readings):
+        for rule, hit in hits_of(reading.events, rules, refuted):
+            severity = hit.severity or rule.severity
+            key = rule.code, severity, hit.where.path, hit.where.line, hit.unless
+            found.setdefault(key, (rule, hit, set()))[2].add(number)
+    for rule, hit, where in found.values():
+        if (hit.severity or rule.severity) == "error" and len(where) < len(readings):
+            groups: tuple[list[Answers], list[Answers]] = ([], [])
+            for number, reading in enumerate(readings):
+                groups[number not in where].extend(reading.answers)
+            if not is_certain(*groups):
+                hit.severity = "note"
+        yield rule, hit
 
 
 def _raw(rule: type[Rule], hit: Hit, module: Module) -> Raw:

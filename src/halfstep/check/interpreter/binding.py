@@ -82,7 +82,7 @@ class Binding:
         if isinstance(value, (Scaler, Optimizer, Schedule, Average)):
             self._machine.state.give_name(value.id, ast.unparse(target))
         if isinstance(value, Unknown) and value.name != name:
-            fresh = Unknown(value.key, name, value.models, value.root, value.path)
+            fresh = value.under(name)
             used = self._machine.used_as(fresh)
             return used if used is not fresh or AVERAGE.search(name) else value
         return value

@@ -236,6 +236,8 @@ class Calls:
         defaults = dict(zip(reversed(listed), reversed(spec.defaults), strict=False))
         only = dict(zip(spec.kwonlyargs, spec.kw_defaults, strict=True))
         for parameter, value in zip(listed, given, strict=False):
+            if type(value) is Unknown and not value.name:
+                value = value.under(parameter.arg)
             scope.names[parameter.arg] = value
         for parameter in [*listed[len(given) :], *spec.kwonlyargs]:
             default = defaults.get(parameter) or only.get(parameter)

@@ -97,6 +97,9 @@ class Conditions:
         known = self._machine.rounds.compared(op, left, right)
         if known is not None:
             return known
+        if isinstance(op, (ast.In, ast.NotIn)):
+            value = _contains(left, right)
+            return value if isinstance(op, ast.In) else _negated(value)
         if isinstance(left, Const) and isinstance(right, Const):
             try:
                 return Const(_COMPARISONS[type(op)](left.value, right.value))
@@ -106,9 +109,6 @@ class Conditions:
             is_none = left.is_none(self._machine)
             if is_none is not None:
                 return Const(is_none is isinstance(op, (ast.Is, ast.Eq)))
-        if isinstance(op, (ast.In, ast.NotIn)):
-            value = _contains(left, right)
-            return value if isinstance(op, ast.In) else _negated(value)
         question = compared(type(op).__name__, left.question, right.question)
         return Unknown(question)
 
@@ -141,6 +141,11 @@ class Conditions:
         if not isinstance(value, Modulo):
             return value
         return self._compare_two(ast.NotEq(), value, Const(0))
+
+    def known(self, node: ast.expr, scope: Scope) -> bool | None:
+        """Which way the path goes at `node`, if that is settled; it decides nothing."""
+        value = self.plain(self._machine.evaluate(node, scope))
+        return value.truth if value.truth is not None else self._machine.answer(value.question)
 
     def holds(self, node: ast.expr, scope: Scope, main: bool = True, acts: bool = True) -> bool:
         """Which way the path goes at `node`; `acts` says that something can happen in a branch."""
@@ -196,6 +201,9 @@ class Conditions:
 
 def _contains(left: Value, right: Value) -> Value:
     """``left in right``."""
+    texts = [v.value for v in (left, right) if type(v) is Const and isinstance(v.value, str)]
+    if len(texts) == 2:
+        return Const(texts[0] in texts[1])
     if isinstance(right, Mapping) and isinstance(left, Const) and "**" not in right.items:
         return Const(left.value in right.items)
     if isinstance(right, Sequence) and all(isinstance(v, (Const, External)) for v in right.items):

@@ -63,6 +63,11 @@ class Path:
             self._known[key] = choice
         return self._known[key]
 
+    @property
+    def answers(self) -> dict[Hashable, bool]:
+        """Question to answer of every decision."""
+        return self._known
+
     def fresh(self) -> int:
         """A number that this path has not used."""
         self._count += 1
@@ -75,14 +80,13 @@ class Path:
             raise PathEnded
 
 
-def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]:
-    """Run the program once per path; yields the paths that can be judged.
+def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[tuple[Path, _Shown]]:
+    """Run the program once per path; yields the paths that can be judged, and what each shows.
 
     Exploring ends early where the first paths show no training at all, and where all paths together
     have run for very long: library code is full of branches and has no training step.
     """
     queue = _Queue()
-    seen: set[_Shown] = set()
     num_steps, trains = 0, False
     for i in range(limit):
         found = queue.next(minor=num_steps <= MAX_MINOR)
@@ -96,9 +100,8 @@ def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[Path]
         events = _shown(path.events)
         if events != before:
             queue.turn(path, len(given), events)
-        if not silent and events not in seen:
-            seen.add(events)
-            yield path
+        if not silent:
+            yield path, events
 
 
 class _Queue:

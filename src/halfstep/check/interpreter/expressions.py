@@ -109,8 +109,9 @@ class Expressions:
         inner, machine = Scope(scope.module, scope), self._machine
         first = node.generators[0]
         results = []
-        rounds = 2 if machine.state.module.acts(node.elt) else 1  # as a loop has
-        for item in self.evaluate(first.iter, inner).iterate(rounds, machine):
+        over = self.evaluate(first.iter, inner)
+        acts = machine.state.module.acts(node.elt) or over.question in machine.state.looped
+        for item in over.iterate(2 if acts else 1, machine):  # as many as a loop has
             machine.bind(first.target, item, inner)
             if any(self.evaluate(test, inner).truth is False for test in first.ifs):
                 continue

@@ -143,6 +143,10 @@ class Machine:
         """Which way a condition goes; the same for the same `question`."""
         return self.knowledge.ask(question, main, acts)
 
+    def answer(self, question: Hashable) -> bool | None:
+        """The answer to a question, as far as earlier ones settle it."""
+        return self.knowledge.answer(question)
+
     def fresh(self) -> int:
         """A number that this path has not used."""
         return self.path.fresh()
@@ -160,7 +164,6 @@ class Machine:
         state, facts = self.state, fields.get("facts", {})
         if kind == state.fails_in:
             state.fails_in = ""
-            state.num_choices += 1
             if kind == e.STEP:
                 place = node if isinstance(node, Place) else state.module.place(node)
                 self.path.events.append(Event(e.LEFT, place, facts={"raised": True}))
@@ -168,6 +171,7 @@ class Machine:
         if kind == e.BACKWARD:
             state.trained |= roots(facts["models"] or ())
             state.note_backward()
+            state.decisions_before_backward = len(self.path.taken)
             state.note_gradients(facts["models"], True)
         elif kind == e.STEP:
             state.num_steps += 1
@@ -187,7 +191,7 @@ class Machine:
         if kind in (e.ZERO_GRAD, *_MOVED) and (state.frame.guarded or state.after_skip_test):
             facts = {**facts, "guarded": True}
         if kind == e.ZERO_GRAD:
-            chose = state.num_choices > state.choices_before_backward
+            chose = len(self.path.taken) > state.decisions_before_backward
             facts = {**facts, "choice" if chose else "unbroken": True}
         if facts:
             fields["facts"] = facts

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
 
+from halfstep.check.interpreter.certainty import Answers
 from halfstep.check.interpreter.ends import LEAVES, PathEnded
 from halfstep.check.interpreter.explore import MATTERS, Path, paths
 from halfstep.check.interpreter.machine import Machine
 from halfstep.check.source.inventory import last_name
 from halfstep.check.source.module import STRONG, Module
 from halfstep.check.source.project import Project
-from halfstep.check.values.base import Const, Models, Value
+from halfstep.check.values.base import Const, Models, Unknown, Value
 from halfstep.check.values.objects import Class, Function, Instance, Scope
 from halfstep.check.values.owners import owners
 from halfstep.check.values.regions import roots
@@ -20,8 +22,20 @@ from halfstep.rules.events import Event
 from halfstep.rules.syntax import inside
 
 
-def read(module: Module, project: Project) -> Iterator[list[Event]]:
-    """The paths through a file.
+class Reading(NamedTuple):
+    """What some paths through a program have in common.
+
+    Attributes:
+        events: What happens on them.
+        answers: Of each path, to the questions that nothing settled.
+    """
+
+    events: list[Event]
+    answers: list[Answers]
+
+
+def read(module: Module, project: Project) -> Iterator[list[Reading]]:
+    """The paths through a file, those of one entry together.
 
     First the file as a script, with all that it calls; then every function and method that this
     did not reach and in which something happens, callers before the called. Their arguments are
@@ -30,14 +44,17 @@ def read(module: Module, project: Project) -> Iterator[list[Event]]:
     """
     project.mark_imports(module)
     covered: set[int] = set()
-    yield from _explore(module, project, covered, None)
+    yield _explore(module, project, covered, None)
     for node, owner in _definitions(module):
         if (
             id(node) not in covered
             and module.is_root(node)
             and not _only_calls(node, module, covered)
         ):
-            yield from _explore(module, project, covered, (node, owner))
+            yield _explore(module, project, covered, (node, owner))
+    for node, owner in _inherited(module, project):
+        if id(node) not in covered:
+            yield _explore(module, project, covered, (node, owner))
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -62,7 +79,7 @@ _Root = tuple[_Function, ast.ClassDef | None]
 
 def _explore(
     module: Module, project: Project, covered: set[int], root: _Root | None
-) -> Iterator[list[Event]]:
+) -> list[Reading]:
     machines: list[Machine] = []
     entered: set[int] = set()
     matters = False
@@ -72,11 +89,15 @@ def _explore(
         machines[:] = [machine]
         _run(machine, module, root)
 
-    for path in paths(run):
+    readings: dict[Hashable, Reading] = {}
+    for path, shown in paths(run):
         matters |= any(event.kind in MATTERS for event in path.events)
-        yield resolve(path.events, machines[0])
+        if shown not in readings:
+            readings[shown] = Reading(resolve(path.events, machines[0]), [])
+        readings[shown].answers.append(path.answers)
     if matters:  # else what was entered may still show something when it is called by itself
         covered |= entered
+    return list(readings.values())
 
 
 def _run(machine: Machine, module: Module, root: _Root | None) -> None:
@@ -104,18 +125,22 @@ def _define(machine: Machine, module: Module, scope: Scope) -> None:
 
 def _call(machine: Machine, module: Module, scope: Scope, root: _Root) -> None:
     node, owner = root
-    me: Value | None = None
-    if owner is not None:
-        me = _instance(machine, scope, owner)
-    home = scope
-    function = Function(node, home, me)
+    me = _instance(machine, scope, owner) if owner is not None else None
+    function = Function(node, scope, me)
+    if me is not None and owner is not None and node not in owner.body:
+        function = Function(node, me.cls.home(node.name), me)
     given = [
-        machine.used_as(machine.unknown(a.arg))
+        _parameter(a, machine)
         for a in [*node.args.posonlyargs, *node.args.args][1 if me is not None else 0 :]
     ]
     machine.call(function, given, {})
     if _is_whole_step(machine.path.events, module):
         machine.call(function, given, {})
+
+
+def _parameter(node: ast.arg, machine: Machine) -> Value:
+    """What nobody has seen being given: by its name alone."""
+    return machine.used_as(Unknown(("parameter", node.arg), node.arg))
 
 
 def _is_whole_step(events: list[Event], module: Module) -> bool:
@@ -136,7 +161,9 @@ def _instance(machine: Machine, scope: Scope, owner: ast.ClassDef) -> Instance:
         function = instance.attribute("__init__", machine)
         assert isinstance(function, Function)
         spec = function.node.args
-        named = {a.arg: machine.used_as(machine.unknown(a.arg)) for a in spec.args[1:]}
+        named = {
+            a.arg: machine.used_as(Unknown(("parameter", a.arg), a.arg)) for a in spec.args[1:]
+        }
         try:
             machine.call(function, [], named)
         except PathEnded:
@@ -154,12 +181,38 @@ def _definitions(module: Module) -> list[_Root]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found.append((node, None))
         elif isinstance(node, ast.ClassDef):
-            methods = [
-                m for m in node.body if isinstance(m, (ast.FunctionDef, ast.AsyncFunctionDef))
-            ]
-            found += [(m, node) for m in methods if m.name != "__init__"]
+            found += [(m, node) for m in _methods(node)]
     called = module.calls_by_name()
     return sorted(found, key=lambda root: root[0].name in called)
+
+
+def _inherited(module: Module, project: Project) -> Iterator[_Root]:
+    """Loops that a class has from a base, where its own methods do what happens in them."""
+    owners_ = [n for n in module.tree.body if isinstance(n, ast.ClassDef) and n.bases]
+    owners_ = [n for n in owners_ if any(map(module.is_root, _methods(n)))]
+    if not owners_:
+        return
+    machine, scope = Machine(project, Path(), set()), Scope(module)
+    with machine.state.entered(module=module):
+        _define(machine, module, scope)
+        for owner in owners_:
+            cls, own = scope.names.get(owner.name), {method.name for method in _methods(owner)}
+            for base in list(cls.ancestry())[1:] if isinstance(cls, Class) else ():
+                for method in _methods(base.node):
+                    if method.name not in own and _loops_over(method, own):
+                        yield method, owner
+
+
+def _methods(node: ast.ClassDef) -> list[_Function]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [m for m in node.body if isinstance(m, kinds) and m.name != "__init__"]
+
+
+def _loops_over(method: _Function, names: set[str]) -> bool:
+    """Whether a method calls others of its object, by these names, in a loop."""
+    loops = [n for n in inside(method.body) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
+    calls = (n for loop in loops for n in inside(loop.body) if isinstance(n, ast.Call))
+    return any(last_name(call.func) in names for call in calls)
 
 
 def resolve(events: list[Event], machine: Machine) -> list[Event]:
@@ -170,6 +223,14 @@ def resolve(events: list[Event], machine: Machine) -> list[Event]:
     optimizers = {o: None for ev in events if ev.kind in used for o in ev.optimizers}
     known = {o: machine.state.optimizers.get(o) for o in optimizers}
     return [_resolved(event, known, machine) for event in events]
+
+
+def _facts(event: Event, machine: Machine) -> dict[str, Any]:
+    """Facts for the rules: an autocast is off where the path has found its condition false."""
+    facts = {k: v for k, v in event.facts.items() if k not in ("models", "question")}
+    if "question" in event.facts and machine.answer(event.facts["question"]) is False:
+        facts["enabled"] = False
+    return facts
 
 
 _BY_HAND = (e.CLIP, e.EDIT, e.ZERO_GRAD)  # they are about the parameters that they are given
@@ -190,7 +251,7 @@ def _resolved(event: Event, known: dict[str, Models | None], machine: Machine) -
         scaler=names.get(event.scaler, event.scaler) if event.scaler else None,
         optimizers=tuple(names.get(o, o) for o in event.optimizers),
         maybe=tuple(names.get(o, o) for o in event.maybe),
-        facts={k: v for k, v in event.facts.items() if k != "models"},
+        facts=_facts(event, machine),
     )
 
 

@@ -73,7 +73,10 @@ class Statements:
         state, module = self._machine.state, self._machine.state.module
         branches = (*node.body, *node.orelse)
         if not any(map(module.relevant, branches)):
-            self._machine.evaluate(node.test, scope)
+            truth = self._machine.conditions.known(node.test, scope)
+            if truth is not None:
+                self.run(node.body if truth else node.orelse, scope)
+                return
             with state.entered_uncertain():
                 self.run(node.body, scope)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import NOBODY, Models, Unknown, Value
 from halfstep.check.values.call import Call
-from halfstep.check.values.objects import Instance, Method
+from halfstep.check.values.objects import AVERAGE, Instance, Method
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
 
@@ -48,6 +48,20 @@ class Average(Value):
 @functions("*.AveragedModel")
 def _new_average(call: Call, run: Run) -> Value:
     return Average(f"average@{call.node.lineno}", call.first().parts())
+
+
+def _is_average(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last[:1].isupper() and bool(AVERAGE.search(last))
+
+
+@functions.where(_is_average)
+def _new_average_of_others(call: Call, run: Run) -> Value:
+    """``ModelEma(model)`` of timm and its like, by the name and by what it is given."""
+    given = [v for v in call.all() if v.holds_weights(run)]
+    if not given:
+        return run.unknown()
+    return Average(f"average@{call.node.lineno}", given[0].parts())
 
 
 def update_of_project(owner: Instance, name: str, call: Call, run: Run) -> bool:

@@ -68,6 +68,9 @@ def _autocast(call: Call, run: Run) -> Value:
     facts: dict[str, Any] = call.constants()
     if isinstance(dtype, External):
         facts["dtype"] = dtype.last
+    enabled = call.named().get("enabled")
+    if enabled is not None and enabled.truth is None:
+        facts["question"] = enabled.question
     return Context(e.AUTOCAST_ENTER, e.AUTOCAST_EXIT, facts)
 
 

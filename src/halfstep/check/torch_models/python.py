@@ -9,9 +9,9 @@ from halfstep.check.torch_models.gradients import Params
 from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import NOBODY, Const, External, Unknown, Value
 from halfstep.check.values.call import Call, Given, has_training_objects
-from halfstep.check.values.containers import Mapping, Repeated, Sequence, Zipped, entries
+from halfstep.check.values.containers import Mapping, Repeated, Sequence, Zipped, entries, flat
 from halfstep.check.values.numbers import Counted, Modulo, Sum
-from halfstep.check.values.objects import Function, Instance, Method, Partial
+from halfstep.check.values.objects import Class, Function, Instance, Method, Partial
 from halfstep.check.values.regions import some
 from halfstep.check.values.run import Run
 
@@ -212,3 +212,32 @@ def _sum(call: Call, run: Run) -> Value | None:
     if has_training_objects(value):
         return None
     return run.unknown(models=NOBODY.union(*(v.models for v in call.all()))).made_by("sum", [value])
+
+
+_TYPES: dict[str, type] = {t.__name__: t for t in (int, float, str, bool, list, tuple, dict, set)}
+_LISTS = frozenset(["list", "tuple", "Sequence", "Iterable"])
+
+
+@functions("isinstance")
+def _isinstance(call: Call, run: Run) -> Value:
+    """Known for what the path has made, and for what it has looped over; else one question."""
+    values = call.given()
+    unknown = run.unknown().made_by("isinstance", values)
+    if len(values) != 2:
+        return unknown
+    value, wanted = values[0], list(flat([values[1]]))
+    names = {w.last for w in wanted if isinstance(w, External)}
+    if isinstance(value, Instance) and all(isinstance(w, Class) for w in wanted):
+        return Const(any(cls is w for cls in value.cls.ancestry() for w in wanted))
+    kind = _type_of(value)
+    if kind is not None and len(names) == len(wanted) and names <= {*_TYPES, *_LISTS}:
+        is_list = kind in (list, tuple) and bool(names & {"Sequence", "Iterable"})
+        return Const(is_list or any(issubclass(kind, _TYPES.get(n, str)) for n in names))
+    is_looped = value.question in run.state.looped and bool(names & _LISTS)
+    return Const(True) if is_looped else unknown
+
+
+def _type_of(value: Value) -> type | None:
+    if isinstance(value, Const):
+        return type(value.value)
+    return list if isinstance(value, Sequence) else dict if isinstance(value, Mapping) else None

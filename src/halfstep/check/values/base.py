@@ -222,6 +222,12 @@ class Unknown(Value):
             self._origin, self.depth = (name, values), depth
         return self
 
+    def under(self, name: str) -> Unknown:
+        """The same value under a name."""
+        same = Unknown(self._key, name, self.models, self.root, self.path)
+        same._origin, same._question, same.depth = self._origin, self._question, self.depth
+        return same
+
     @property
     def question(self) -> Hashable:
         if self._question is None:
@@ -287,6 +293,8 @@ class Unknown(Value):
         return found.made_by("[]", [self, Const(index)]) if self._origin else found
 
     def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
+        if rounds > 1:
+            run.state.looped.add(self.question)
         for i in range(rounds):  # the same items again in another loop over it
             yield Unknown(("item", self.question, i), "", self.models)
 

@@ -62,7 +62,7 @@ class PathState:
         steps_before_backward: Steps before the last of them.
         num_skip_tests: Tests for a skipped step so far.
         num_choices: How often the path had to choose without knowing.
-        choices_before_backward: Such choices before the last backward.
+        decisions_before_backward: Decisions of the path before the last backward.
         num_writes: How often something was changed that is seen outside of its function.
         finite_known: Whether the program has asked if the gradients are finite.
         after_skip_test: Whether the other branch of a test for a skipped step has left.
@@ -77,6 +77,7 @@ class PathState:
         hooks: Run after each scaled backward: what the program has registered on tensors.
         changed: Modules whose weights were changed in place.
         made: Modules that the path has seen being made: no other name means them.
+        looped: Questions of the lists, of unknown length, that loops have gone through.
         frozen: Modules whose parameters need no gradients now.
         gradients: Module to whether its parameters have gradients now.
         gradients_elsewhere: The same for all other modules, ``None`` if nobody knows.
@@ -90,7 +91,7 @@ class PathState:
     num_skip_tests: int = 0
     num_choices: int = 0
     num_writes: int = 0
-    choices_before_backward: int = 0
+    decisions_before_backward: int = 0
     finite_known: bool = False
     after_skip_test: bool = False
     has_failed: bool = False
@@ -108,6 +109,7 @@ class PathState:
     changed: set[Hashable] = field(default_factory=set)
     frozen: Models = frozenset()
     made: set[Hashable] = field(default_factory=set)
+    looped: set[Hashable] = field(default_factory=set)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     @property
@@ -141,7 +143,6 @@ class PathState:
         """A new window, or more of one."""
         self.num_backwards += 1
         self.steps_before_backward = self.num_steps
-        self.choices_before_backward = self.num_choices
         self.finite_known = False
         self.after_skip_test = False
 

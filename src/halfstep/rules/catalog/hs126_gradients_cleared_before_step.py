@@ -59,7 +59,7 @@ for x, y in batches:
             window = ledger.window(optimizer)
             if not window.known or window.waiting():
                 self._moves.add(optimizer)
-                self.refutes.add(("moves", optimizer))
+                self.refutes.add(("moves", optimizer, bool(event.scaler)))
             elif event.scaler and not window.parts and not event.fact("closure"):
                 yield from self._step_on_nothing(event, window, ledger)
 
@@ -71,7 +71,7 @@ for x, y in batches:
             if window.cleared.fact("choice"):  # a window may be left out so, if others are not
                 related = ((window.dropped[-1].event, "backward"), (event, "step"))
                 hit = Hit(window.cleared, *related)
-                hit.unless = ("moves", window.optimizer)
+                hit.unless = ("moves", window.optimizer, True)
                 yield hit
                 return
             place = window.cleared.where
