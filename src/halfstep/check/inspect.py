@@ -18,7 +18,6 @@ from halfstep.rules.judge import finding_of, hits_of
 from halfstep.rules.rule import Edit, Hit, OrderRule, Rule, SourceRule
 
 if TYPE_CHECKING:
-    from halfstep.check.interpreter.certainty import Answers
     from halfstep.check.interpreter.read import Reading
 
 
@@ -190,10 +189,10 @@ def _hits(
             found.setdefault(key, (rule, hit, set()))[2].add(number)
     for rule, hit, where in found.values():
         if (hit.severity or rule.severity) == "error" and len(where) < len(readings):
-            groups: tuple[list[Answers], list[Answers]] = ([], [])
-            for number, reading in enumerate(readings):
-                groups[number not in where].extend(reading.answers)
-            if not is_certain(*groups):
+            witnesses = [a for number in where for a in readings[number].answers]
+            others = [r for number, r in enumerate(readings) if number not in where]
+            trained = [a for r in others if r.trains() for a in r.answers]  # the rest shows nothing
+            if not is_certain(witnesses, trained):
                 hit.severity = "note"
         yield rule, hit
 

@@ -23,15 +23,26 @@ def is_certain(witnesses: Sequence[Answers], others: Sequence[Answers]) -> bool:
         witnesses: Answers of the paths that show it.
         others: Answers of the paths that do not.
     """
-    first, *rest = witnesses
+    turns = {_turned(witness, other) for witness in witnesses for other in others}
+    first = witnesses[0]
     needed = [
         question
-        for question, answer in first.items()
-        if all(path.get(question) is answer for path in rest)
-        and any(path.get(question, answer) is not answer for path in others)
-        and _is_setting(question)
+        for question in turns - {None}
+        if _is_setting(question)
+        and all(path.get(question) is first.get(question) for path in witnesses)
     ]
     return len(set(_settings(needed, first).values())) < 2
+
+
+def _turned(one: Answers, other: Answers) -> Hashable:
+    """The one question that two paths answer differently; ``None`` if there are more."""
+    found = None
+    for question, answer in one.items():
+        if other.get(question, answer) is not answer:
+            if found is not None:
+                return None
+            found = question
+    return found
 
 
 def _settings(questions: Iterable[Hashable], answers: Answers) -> dict[Hashable, bool]:

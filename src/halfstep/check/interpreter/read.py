@@ -33,6 +33,10 @@ class Reading(NamedTuple):
     events: list[Event]
     answers: list[Answers]
 
+    def trains(self) -> bool:
+        """Whether there is a step, or a backward that one may follow."""
+        return any(event.kind in (e.BACKWARD, e.STEP) for event in self.events)
+
 
 def read(module: Module, project: Project) -> Iterator[list[Reading]]:
     """The paths through a file, those of one entry together.
