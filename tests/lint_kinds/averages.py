@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 _TOP = "import copy\n\nimport torch\nfrom torch import nn\n"
-_OUTPUTS = _TOP + """
+_OUTPUTS = (
+    _TOP
+    + """
 
 class Smooth:
     def __init__(self, decay=0.9):
@@ -14,6 +16,7 @@ class Smooth:
 
 
 """
+)
 _BEGIN = """\
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
@@ -46,7 +49,9 @@ def _with(made: str, moved: str, top: str = _TOP + "\n\n", guard: bool = False) 
     return top + _BEGIN + f"    {made}\n" + _WINDOW + step + lines
 
 
-_AVERAGE = _TOP + """
+_AVERAGE = (
+    _TOP
+    + """
 
 class Average:
     def __init__(self, model, decay=0.99):
@@ -59,7 +64,10 @@ class Average:
 
 
 """
-_WARM = _TOP + """
+)
+_WARM = (
+    _TOP
+    + """
 
 class Warm(torch.optim.lr_scheduler.LRScheduler):
     def get_lr(self):
@@ -67,7 +75,10 @@ class Warm(torch.optim.lr_scheduler.LRScheduler):
 
 
 """
-_HAND = _TOP + """
+)
+_HAND = (
+    _TOP
+    + """
 
 class Warm:
     def __init__(self, optimizer):
@@ -80,7 +91,10 @@ class Warm:
 
 
 """
-_BASE = _TOP + """
+)
+_BASE = (
+    _TOP
+    + """
 
 class Base:
     def __init__(self, optimizer):
@@ -101,12 +115,17 @@ class Warm(Base):
 
 
 """
+)
 _NOTE = "  # <- HS109"
 
 KINDS: dict[str, dict[str, str]] = {
     "average of outputs": {
-        "number": _OUTPUTS + _BEGIN + "    ema = Smooth()\n" + _WINDOW
-        + "        ema.update(out.mean().item())\n" + _STEP,
+        "number": _OUTPUTS
+        + _BEGIN
+        + "    ema = Smooth()\n"
+        + _WINDOW
+        + "        ema.update(out.mean().item())\n"
+        + _STEP,
         "loss": _with("loss_ema = Smooth()", "loss_ema.update(loss.item())", _OUTPUTS),
         "unknown class": _with(
             "lecam_ema = OutputEMA()",
@@ -115,7 +134,8 @@ KINDS: dict[str, dict[str, str]] = {
         ),
         "tensor": _with("ema = torch.zeros(())", "ema.lerp_(loss.detach().float(), 0.1)"),
         "by hand": _with("smooth = 0.0", "smooth = 0.9 * smooth + 0.1 * loss.item()"),
-        "attribute": _OUTPUTS + """\
+        "attribute": _OUTPUTS
+        + """\
 class Trainer:
     def __init__(self, model, optimizer):
         self.model, self.optimizer = model, optimizer
@@ -134,10 +154,12 @@ class Trainer:
             self.scaler.update()
 """,
         "codes of a batch": _with(
-            "ema_codes = torch.zeros(1, 1)", "ema_codes.mul_(0.9).add_(out.detach().mean(), alpha=0.1)"
+            "ema_codes = torch.zeros(1, 1)",
+            "ema_codes.mul_(0.9).add_(out.detach().mean(), alpha=0.1)",
         ),
         "time": _with(
-            "time_ema = Smooth()", "time_ema.update(time.perf_counter())",
+            "time_ema = Smooth()",
+            "time_ema.update(time.perf_counter())",
             _OUTPUTS.replace("import copy\n", "import copy\nimport time\n"),
         ),
         "of weights all the same": _with(
@@ -148,11 +170,19 @@ class Trainer:
         ),
     },
     "average of weights by hand": {
-        "lerp": _with("ema = copy.deepcopy(model)", f"""\
+        "lerp": _with(
+            "ema = copy.deepcopy(model)",
+            f"""\
 with torch.no_grad():
     for a, b in zip(ema.parameters(), model.parameters()):
-        a.lerp_(b, 0.01){_NOTE}"""),
-        "before the step": _TOP + "\n\n" + _BEGIN + "    ema = copy.deepcopy(model)\n" + _WINDOW + f"""\
+        a.lerp_(b, 0.01){_NOTE}""",
+        ),
+        "before the step": _TOP
+        + "\n\n"
+        + _BEGIN
+        + "    ema = copy.deepcopy(model)\n"
+        + _WINDOW
+        + f"""\
         scaler.scale(loss).backward()
         with torch.no_grad():
             for a, b in zip(ema.parameters(), model.parameters()):
@@ -160,16 +190,29 @@ with torch.no_grad():
         scaler.step(optimizer)
         scaler.update()
 """,
-        "state_dict": _with("ema = copy.deepcopy(model)", f"""\
+        "state_dict": _with(
+            "ema = copy.deepcopy(model)",
+            f"""\
 for name, value in model.state_dict().items():
-    ema.state_dict()[name].mul_(0.99).add_(value, alpha=0.01){_NOTE}"""),
-        "data": _with("ema = copy.deepcopy(model)", f"""\
+    ema.state_dict()[name].mul_(0.99).add_(value, alpha=0.01){_NOTE}""",
+        ),
+        "data": _with(
+            "ema = copy.deepcopy(model)",
+            f"""\
 for a, b in zip(ema.parameters(), model.parameters()):
-    a.data = 0.99 * a.data + 0.01 * b.data{_NOTE}"""),
-        "foreach": _with("ema = copy.deepcopy(model)", f"""\
+    a.data = 0.99 * a.data + 0.01 * b.data{_NOTE}""",
+        ),
+        "foreach": _with(
+            "ema = copy.deepcopy(model)",
+            f"""\
 with torch.no_grad():
-    torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 0.01){_NOTE}"""),
-        "function": _with("ema = copy.deepcopy(model)", f"blend(ema, model){_NOTE}", _TOP + """
+    torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 0.01){_NOTE}""",
+        ),
+        "function": _with(
+            "ema = copy.deepcopy(model)",
+            f"blend(ema, model){_NOTE}",
+            _TOP
+            + """
 
 @torch.no_grad()
 def blend(target, source, decay=0.99):
@@ -177,15 +220,21 @@ def blend(target, source, decay=0.99):
         a.copy_(decay * a + (1 - decay) * b)
 
 
-"""),
+""",
+        ),
         "class": _with("teacher = Average(model)", f"teacher.update(model){_NOTE}", _AVERAGE),
         "torch's": _with(
-            "ema = torch.optim.swa_utils.AveragedModel(model)", f"ema.update_parameters(model){_NOTE}"
+            "ema = torch.optim.swa_utils.AveragedModel(model)",
+            f"ema.update_parameters(model){_NOTE}",
         ),
-        "behind a guard": _with("ema = copy.deepcopy(model)", """\
+        "behind a guard": _with(
+            "ema = copy.deepcopy(model)",
+            """\
 with torch.no_grad():
     for a, b in zip(ema.parameters(), model.parameters()):
-        a.lerp_(b, 0.01)""", guard=True),
+        a.lerp_(b, 0.01)""",
+            guard=True,
+        ),
         "class behind a guard": _with(
             "teacher = Average(model)", "teacher.update(model)", _AVERAGE, guard=True
         ),
@@ -195,49 +244,68 @@ with torch.no_grad():
     "schedule of one's own": {
         "subclass of torch's": _with("warm = Warm(optimizer)", f"warm.step(){_NOTE}", _WARM),
         "subclass of a subclass": _with(
-            "warm = Warmer(optimizer)", f"warm.step(){_NOTE}", _WARM
-            + "class Warmer(Warm):\n    pass\n\n\n",
+            "warm = Warmer(optimizer)",
+            f"warm.step(){_NOTE}",
+            _WARM + "class Warmer(Warm):\n    pass\n\n\n",
         ),
-        "of LambdaLR": _with("warm = Warm(optimizer)", f"warm.step(){_NOTE}", _TOP + """
+        "of LambdaLR": _with(
+            "warm = Warm(optimizer)",
+            f"warm.step(){_NOTE}",
+            _TOP
+            + """
 
 class Warm(torch.optim.lr_scheduler.LambdaLR):
     def __init__(self, optimizer):
         super().__init__(optimizer, lambda n: 1.0)
 
 
-"""),
+""",
+        ),
         "plain class": _with("warm = Warm(optimizer)", f"warm.step(){_NOTE}", _HAND),
         "rate from a method": _with("warm = Warm(optimizer)", f"warm.step(){_NOTE}", _BASE),
-        "function that sets the rate": _with("num_steps = 0", f"""\
+        "function that sets the rate": _with(
+            "num_steps = 0",
+            f"""\
 num_steps += 1
-set_rate(optimizer, num_steps){_NOTE}""", _TOP + """
+set_rate(optimizer, num_steps){_NOTE}""",
+            _TOP
+            + """
 
 def set_rate(optimizer, n):
     for group in optimizer.param_groups:
         group["lr"] = min(0.1, 0.1 * n)
 
 
-"""),
-        "by hand": _with("num_steps = 0", f"""\
+""",
+        ),
+        "by hand": _with(
+            "num_steps = 0",
+            f"""\
 num_steps += 1
 for group in optimizer.param_groups:
-    group["lr"] = min(0.1, 0.1 * num_steps){_NOTE}"""),
-        "subclass behind a guard": _with("warm = Warm(optimizer)", "warm.step()", _WARM, guard=True),
+    group["lr"] = min(0.1, 0.1 * num_steps){_NOTE}""",
+        ),
+        "subclass behind a guard": _with(
+            "warm = Warm(optimizer)", "warm.step()", _WARM, guard=True
+        ),
         "plain class behind a guard": _with(
             "warm = Warm(optimizer)", "warm.step()", _HAND, guard=True
         ),
-        "rate of the number of the batch": _with("total = 8", "pass").replace(
-            "for x, y in loader:", "for i, (x, y) in enumerate(loader):"
-        ).replace(
-            "        optimizer.zero_grad()\n", """\
+        "rate of the number of the batch": _with("total = 8", "pass")
+        .replace("for x, y in loader:", "for i, (x, y) in enumerate(loader):")
+        .replace(
+            "        optimizer.zero_grad()\n",
+            """\
         for group in optimizer.param_groups:
             group["lr"] = 0.1 * min(1.0, (i + total) / total)
         optimizer.zero_grad()
-"""),
+""",
+        ),
         "subclass per epoch": _with("warm = Warm(optimizer)", "pass", _WARM) + "    warm.step()\n",
     },
     "flag of a device over the rounds": {
-            "parameter": _TOP + """
+        "parameter": _TOP
+        + """
 
 def train(model, loader, optimizer, device, scaler, scheduler):
     device = torch.device(device)
@@ -258,7 +326,8 @@ def train(model, loader, optimizer, device, scaler, scheduler):
             optimizer.step()
             scheduler.step()
 """,
-            "asked each round": _TOP + """
+        "asked each round": _TOP
+        + """
 
 def train(model, loader, optimizer, device, scaler, scheduler):
     for x, y in loader:
@@ -276,7 +345,8 @@ def train(model, loader, optimizer, device, scaler, scheduler):
         if not scaler.get_scale() < old:
             scheduler.step()
 """,
-            "scaler or None": _TOP + """
+        "scaler or None": _TOP
+        + """
 
 def train(model, loader, optimizer, scaler_or_none, scheduler):
     for x, y in loader:
@@ -293,7 +363,8 @@ def train(model, loader, optimizer, scaler_or_none, scheduler):
         if scaler_or_none is None or scaler_or_none.get_scale() >= old:
             scheduler.step()
 """,
-            "stepped flag": _TOP + """
+        "stepped flag": _TOP
+        + """
 
 def train(model, loader, optimizer, use_amp, scaler, scheduler):
     for x, y in loader:
@@ -312,7 +383,8 @@ def train(model, loader, optimizer, use_amp, scaler, scheduler):
         if stepped:
             scheduler.step()
 """,
-            "in a trainer": _TOP + """
+        "in a trainer": _TOP
+        + """
 
 class Trainer:
     def __init__(self, model, optimizer, device, scaler, scheduler):
@@ -337,7 +409,8 @@ class Trainer:
             if self.move(loss):
                 self.scheduler.step()
 """,
-            "the guard left out": _TOP + f"""
+        "the guard left out": _TOP
+        + f"""
 
 def train(model, loader, optimizer, use_amp, scaler, scheduler):
     for x, y in loader:
@@ -352,7 +425,8 @@ def train(model, loader, optimizer, use_amp, scaler, scheduler):
             optimizer.step()
         scheduler.step(){_NOTE}
 """,
-            "the guard in the other branch": _TOP + f"""
+        "the guard in the other branch": _TOP
+        + f"""
 
 def train(model, loader, optimizer, use_amp, scaler, scheduler):
     for x, y in loader:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 _TOP = "import torch\nfrom torch import nn\n"
-_FUNCTION = _TOP + """
+_FUNCTION = (
+    _TOP
+    + """
 
 def train(model, loader, optimizer, scaler, mode):
     for x, y in loader:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
 """
+)
 _MADE = _FUNCTION.replace("scaler, mode", "mode").replace(
     "    for x", '    scaler = torch.amp.GradScaler("cuda")\n    for x'
 )
 
 KINDS: dict[str, dict[str, str]] = {
     "choice of a mode": {
-        "elif": _FUNCTION + """\
+        "elif": _FUNCTION
+        + """\
         if mode == "bf16":
             loss.backward()
         elif mode == "fp16":
@@ -29,7 +33,8 @@ KINDS: dict[str, dict[str, str]] = {
         else:
             optimizer.step()
 """,
-        "the other order": _FUNCTION + """\
+        "the other order": _FUNCTION
+        + """\
         if mode == "fp16":
             scaler.scale(loss).backward()
         if mode == "fp32":
@@ -39,7 +44,8 @@ KINDS: dict[str, dict[str, str]] = {
             scaler.step(optimizer)
             scaler.update()
 """,
-        "constant first": _FUNCTION + """\
+        "constant first": _FUNCTION
+        + """\
         if "fp16" == mode:
             scaler.scale(loss).backward()
         elif mode == "fp32":
@@ -52,7 +58,8 @@ KINDS: dict[str, dict[str, str]] = {
             scaler.step(optimizer)
             scaler.update()
 """,
-        "in and equal": _FUNCTION + """\
+        "in and equal": _FUNCTION
+        + """\
         if mode in ("bf16", "fp32"):
             loss.backward()
             optimizer.step()
@@ -62,7 +69,8 @@ KINDS: dict[str, dict[str, str]] = {
             scaler.step(optimizer)
             scaler.update()
 """,
-        "not in": _FUNCTION + """\
+        "not in": _FUNCTION
+        + """\
         if mode not in {"bf16", "fp32"}:
             scaler.scale(loss).backward()
         if mode == "bf16" or mode == "fp32":
@@ -73,7 +81,8 @@ KINDS: dict[str, dict[str, str]] = {
             scaler.step(optimizer)
             scaler.update()
 """,
-        "match twice": _FUNCTION + """\
+        "match twice": _FUNCTION
+        + """\
         match mode:
             case "fp16":
                 scaler.scale(loss).backward()
@@ -88,7 +97,8 @@ KINDS: dict[str, dict[str, str]] = {
             case _:
                 optimizer.step()
 """,
-        "match, then equal": _FUNCTION + """\
+        "match, then equal": _FUNCTION
+        + """\
         match mode:
             case "fp16":
                 scaler.scale(loss).backward()
@@ -100,7 +110,8 @@ KINDS: dict[str, dict[str, str]] = {
         else:
             optimizer.step()
 """,
-        "flag made of it": _FUNCTION.replace("    for x", '    half = mode == "fp16"\n    for x') + """\
+        "flag made of it": _FUNCTION.replace("    for x", '    half = mode == "fp16"\n    for x')
+        + """\
         if half:
             scaler.scale(loss).backward()
         else:
@@ -113,7 +124,8 @@ KINDS: dict[str, dict[str, str]] = {
 """,
         "asserted above": _FUNCTION.replace(
             "    for x", '    assert mode in ("fp16", "fp32")\n    for x'
-        ) + """\
+        )
+        + """\
         if mode == "fp16":
             scaler.scale(loss).backward()
         if mode == "fp32":
@@ -124,7 +136,8 @@ KINDS: dict[str, dict[str, str]] = {
             scaler.step(optimizer)
             scaler.update()
 """,
-        "returned early": _TOP + """
+        "returned early": _TOP
+        + """
 
 def train(model, loader, optimizer, scaler, mode):
     for x, y in loader:
@@ -144,7 +157,8 @@ def one_step(model, x, y, optimizer, scaler, mode):
     scaler.step(optimizer)
     scaler.update()
 """,
-        "in a trainer": _TOP + """
+        "in a trainer": _TOP
+        + """
 
 class Trainer:
     def __init__(self, model, optimizer, scaler, mode):
@@ -167,7 +181,8 @@ class Trainer:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
 """,
-        "two constants that both scale": _MADE + """\
+        "two constants that both scale": _MADE
+        + """\
         if mode == "fp16" or mode == "bf16":
             scaler.scale(loss).backward()
         else:
@@ -175,7 +190,8 @@ class Trainer:
         scaler.step(optimizer)
         scaler.update()
 """,
-        "another constant": _MADE + """\
+        "another constant": _MADE
+        + """\
         if mode == "fp16":
             scaler.scale(loss).backward()
         else:
@@ -186,7 +202,8 @@ class Trainer:
         elif mode == "fp16":
             optimizer.step()  # <- HS107
 """,
-        "match, wrong way round": _MADE + """\
+        "match, wrong way round": _MADE
+        + """\
         match mode:
             case "fp16":
                 scaler.scale(loss).backward()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import os
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Iterator
@@ -124,6 +126,7 @@ def pool(text: str, on: bool, scale: float) -> dict[str, Any]:
         "device": "cpu" if on else "xpu",
         "use_amp": on,
         "path": "last.pt",
+        "writer": mock.MagicMock(),
         "OutputEMA": mock.MagicMock,
         "save": lambda *_: None,
         "log": lambda *_: None,
@@ -154,6 +157,15 @@ def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = No
     trial.weights = [p.detach().clone() for p, _ in stepped.values()]
     trial.moved = any(not torch.equal(p, before) for p, before in stepped.values())
     return trial
+
+
+def clip_is_idle(text: str, folder: Path | None) -> bool:
+    """Whether a program ends alike with its clips and without."""
+    with ExitStack() as stack:
+        left = run(text, folder=folder)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            stack.enter_context(mock.patch.object(nn.utils, name, lambda *_: None))
+        return _alike(left.weights, run(text, folder=folder).weights)
 
 
 def files_of(text: str) -> list[tuple[str, str]]:
@@ -200,10 +212,9 @@ def _modules(name: str, names: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    import os
-
+    """Work in an empty folder of its own, so that no run finds the files of another."""
     before = Path.cwd()
-    os.chdir(folder)
+    os.chdir(tempfile.mkdtemp(dir=folder))
     try:
         yield
     finally:
@@ -240,8 +251,14 @@ def _memory_runs_out_once() -> Iterator[None]:
         yield
 
 
-def faults(text: str, folder: Path | None = None) -> list[str]:
-    """What is wrong with a program, as running it shows."""
+def faults(text: str, folder: Path | None = None, clips: bool = False) -> list[str]:
+    """What is wrong with a program, as running it shows.
+
+    Args:
+        text: The program.
+        folder: Where it may write.
+        clips: Whether to ask, too, that its clips do something.
+    """
     few, many, off = (
         run(text, on, scale, folder) for on, scale in ((True, FEW), (True, MANY), (False, FEW))
     )
@@ -254,6 +271,13 @@ def faults(text: str, folder: Path | None = None) -> list[str]:
         found.append("depends on the loss scale")
     if not _alike(few.weights, off.weights):
         found.append("differs from training without AMP")
+    fresh = run(
+        text.replace('autocast("cuda"', 'autocast("cuda", cache_enabled=False'), folder=folder
+    )
+    if "cache_enabled" not in text and not _alike(few.weights, fresh.weights):
+        found.append("depends on the cache of autocast")
+    if clips and clip_is_idle(text, folder):
+        found.append("clips nothing")
     return found
 
 

@@ -7,7 +7,9 @@ _TOP = "import torch\nfrom torch import nn\n"
 
 def _loop(head: str, each: str = "for opt in optimizers:", clear: str = "opt.zero_grad()") -> str:
     """A step over given optimizers, `each` of which is a loop."""
-    return _TOP + f"""
+    return (
+        _TOP
+        + f"""
 
 def train({head}):
     scaler = torch.amp.GradScaler("cuda")
@@ -24,11 +26,14 @@ def train({head}):
             scaler.step(opt)
         scaler.update()
 """
+    )
 
 
 def _optimizer(body: str, step: str = "opt.zero_grad()", made: str = "Own") -> str:
     """A class of the project's own, used by a plain loop that clears with `step`."""
-    return _TOP + f"""
+    return (
+        _TOP
+        + f"""
 
 {body}
 
@@ -43,12 +48,15 @@ def train(model, loader):
         scaler.update()
         {step}
 """
+    )
 
 
 def _cleared(lines: str, head: str = "model, loader") -> str:
     """A loop that clears by hand."""
     indented = "".join(f"        {line}\n" for line in lines.splitlines())
-    return _TOP + f"""
+    return (
+        _TOP
+        + f"""
 
 def train({head}):
     scaler = torch.amp.GradScaler("cuda")
@@ -60,6 +68,7 @@ def train({head}):
         scaler.step(opt)
         scaler.update()
 {indented}"""
+    )
 
 
 KINDS: dict[str, dict[str, str]] = {
@@ -76,13 +85,14 @@ KINDS: dict[str, dict[str, str]] = {
             "for module, opt in zip((model.body, model.head), optimizers):",
         ),
         "numbered": _loop("model, loader, optimizers", "for n, opt in enumerate(optimizers):"),
-        "by index": _loop("model, loader, optimizers", "for n in range(len(optimizers)):").replace(
-            "(opt)", "(optimizers[n])"
-        ).replace("opt.zero", "optimizers[n].zero"),
-        "by key": _loop("model, loader, named_optimizers", "for k in named_optimizers:").replace(
-            "(opt)", "(named_optimizers[k])"
-        ).replace("opt.zero", "named_optimizers[k].zero"),
-        "attribute": _TOP + """
+        "by index": _loop("model, loader, optimizers", "for n in range(len(optimizers)):")
+        .replace("(opt)", "(optimizers[n])")
+        .replace("opt.zero", "optimizers[n].zero"),
+        "by key": _loop("model, loader, named_optimizers", "for k in named_optimizers:")
+        .replace("(opt)", "(named_optimizers[k])")
+        .replace("opt.zero", "named_optimizers[k].zero"),
+        "attribute": _TOP
+        + """
 
 class Trainer:
     def __init__(self, model, optimizers):
@@ -102,7 +112,8 @@ class Trainer:
                 self.scaler.step(opt)
             self.scaler.update()
 """,
-        "helpers": _TOP + """
+        "helpers": _TOP
+        + """
 
 def unscale_all(scaler, optimizers):
     for opt in optimizers:
@@ -131,7 +142,8 @@ def train(model, loader, optimizers):
             "        left = list(optimizers)\n"
             "        while left:\n            scaler.unscale_(left.pop())\n",
         ),
-        "one or several": _TOP + """
+        "one or several": _TOP
+        + """
 
 def unscale(scaler, optimizer):
     if not isinstance(optimizer, (list, tuple)):
@@ -156,9 +168,9 @@ def train(model, loader, optimizers):
             "            scaler.unscale_(opt)\n",
             "            scaler.unscale_(opt)\n            scaler.unscale_(opt)  # <- HS102\n",
         ),
-        "clipped and never unscaled": _loop("model, loader, optimizers").replace(
-            "        for opt in optimizers:\n            scaler.unscale_(opt)\n", ""
-        ).replace("0.5)", "0.5)  # <- HS101"),
+        "clipped and never unscaled": _loop("model, loader, optimizers")
+        .replace("        for opt in optimizers:\n            scaler.unscale_(opt)\n", "")
+        .replace("0.5)", "0.5)  # <- HS101"),
     },
     "optimizer of the project's own": {
         "zero_grad": _optimizer("""\
@@ -173,18 +185,24 @@ class Own(torch.optim.SGD):
             for p in group["params"]:
                 p.grad = None
 """),
-        "zero_grad of another name": _optimizer("""\
+        "zero_grad of another name": _optimizer(
+            """\
 class Own(torch.optim.SGD):
     def clear(self):
         self.zero_grad(set_to_none=True)
-""", "opt.clear()"),
-        "step that clears": _optimizer("""\
+""",
+            "opt.clear()",
+        ),
+        "step that clears": _optimizer(
+            """\
 class Own(torch.optim.SGD):
     def step(self, closure=None):
         loss = super().step(closure)
         self.zero_grad()
         return loss
-""", "pass"),
+""",
+            "pass",
+        ),
         "super with its class": _optimizer("""\
 class Own(torch.optim.SGD):
     def zero_grad(self, *args, **kwargs):
@@ -222,11 +240,14 @@ class Own(torch.optim.SGD):
     def zero_grad(self, set_to_none=True):
         pass
 """).replace("(loss).backward()", "(loss).backward()  # <- HS127"),
-        "never cleared": _optimizer("""\
+        "never cleared": _optimizer(
+            """\
 class Own(torch.optim.SGD):
     def zero_grad(self, set_to_none=True):
         super().zero_grad(set_to_none)
-""", "pass").replace("(loss).backward()", "(loss).backward()  # <- HS127"),
+""",
+            "pass",
+        ).replace("(loss).backward()", "(loss).backward()  # <- HS127"),
     },
     "cleared by hand": {
         "zero_ over groups": _cleared("""\
@@ -265,7 +286,8 @@ for p in model.parameters():
 held = [p for g in opt.param_groups for p in g["params"] if p.grad is not None]
 for p in held:
     p.grad.zero_()"""),
-        "helper": _cleared("clear(opt)") + """
+        "helper": _cleared("clear(opt)")
+        + """
 
 def clear(optimizer):
     for group in optimizer.param_groups:
@@ -277,14 +299,13 @@ for group in opt.param_groups:
     for p in group["params"]:
         if p.grad is not None:
             p.grad.detach_()""").replace("(loss).backward()", "(loss).backward()  # <- HS127"),
-        "another model's": _cleared(
-            "for p in other.parameters():\n    p.grad = None"
-        ).replace("    for x, y", "    other = nn.Linear(2, 2)\n    for x, y").replace(
-            "(loss).backward()", "(loss).backward()  # <- HS127"
-        ),
+        "another model's": _cleared("for p in other.parameters():\n    p.grad = None")
+        .replace("    for x, y", "    other = nn.Linear(2, 2)\n    for x, y")
+        .replace("(loss).backward()", "(loss).backward()  # <- HS127"),
     },
     "update between steps of given optimizers": {
-        "one after the other": _TOP + """
+        "one after the other": _TOP
+        + """
 
 def train(model, loader, optimizer_body, optimizer_head):
     scaler = torch.amp.GradScaler("cuda", growth_interval=1)
@@ -299,7 +320,8 @@ def train(model, loader, optimizer_body, optimizer_head):
         scaler.step(optimizer_head)
         scaler.update()
 """,
-        "under a setting": _TOP + """
+        "under a setting": _TOP
+        + """
 
 def train(cfg, model, loader, optimizer_body, optimizer_head):
     scaler = torch.amp.GradScaler("cuda", growth_interval=1)
@@ -317,7 +339,8 @@ def train(cfg, model, loader, optimizer_body, optimizer_head):
             scaler.step(optimizer_head)
             scaler.update()
 """,
-        "in a loop over them": _TOP + """
+        "in a loop over them": _TOP
+        + """
 
 def train(model, loader, optimizers):
     scaler = torch.amp.GradScaler("cuda", growth_interval=1)
@@ -331,7 +354,8 @@ def train(model, loader, optimizers):
             scaler.step(opt)
             scaler.update()  # <- HS104
 """,
-        "by attributes": _TOP + """
+        "by attributes": _TOP
+        + """
 
 class Trainer:
     def __init__(self, model, optimizer_body, optimizer_head):
@@ -352,7 +376,8 @@ class Trainer:
             self.move(self.first)
             self.move(self.second)
 """,
-        "from a dict": _TOP + """
+        "from a dict": _TOP
+        + """
 
 def train(model, loader, named_optimizers):
     scaler = torch.amp.GradScaler("cuda", growth_interval=1)
@@ -368,7 +393,8 @@ def train(model, loader, named_optimizers):
         named_optimizers["head"].zero_grad()
 """,
         "one update after both": _loop("model, loader, optimizers"),
-        "one backward each": _TOP + """
+        "one backward each": _TOP
+        + """
 
 def train(model, loader, optimizer_body, optimizer_head):
     first, second = torch.amp.GradScaler("cuda"), torch.amp.GradScaler("cuda")

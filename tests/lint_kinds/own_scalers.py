@@ -9,7 +9,9 @@ _LOOP = """\
         with torch.autocast("cuda", dtype=torch.float16):
             loss = nn.functional.mse_loss(model(x), y)
 """
-_STATIC = _TOP + """
+_STATIC = (
+    _TOP
+    + """
 
 class Scaler:
     def __init__(self, factor=INIT):
@@ -28,11 +30,14 @@ class Scaler:
 
 
 """.replace("INIT", "64.0")
+)
 
 
 def _own(body: str) -> str:
     """A scaler class with a step of its own, in a plain loop."""
-    return _TOP + f"""
+    return (
+        _TOP
+        + f"""
 
 {body}
 
@@ -44,6 +49,7 @@ def train(model, loader, optimizer):
             loss = nn.functional.mse_loss(model(x), y)
         scaler(loss, optimizer, model.parameters())
 """
+    )
 
 
 _NATIVE = """\
@@ -70,8 +76,10 @@ def step_with(scaler, optimizer, closure=None):
 
 KINDS: dict[str, dict[str, str]] = {
     "scaler of one's own": {
-        "three results": _STATIC + "def train(model, loader, optimizer):\n    scaler = Scaler()\n"
-        + _LOOP + """\
+        "three results": _STATIC
+        + "def train(model, loader, optimizer):\n    scaler = Scaler()\n"
+        + _LOOP
+        + """\
         _, scaled, value = scaler.scale(loss)
         scaled.backward()
         scaler.unscale(optimizer)
@@ -79,7 +87,9 @@ KINDS: dict[str, dict[str, str]] = {
         scaler.update(True)
         print(value)
 """,
-        "or None": _STATIC + "class Trainer:" + """
+        "or None": _STATIC
+        + "class Trainer:"
+        + """
     def __init__(self, model, optimizer, use_amp):
         self.model, self.optimizer = model, optimizer
         self.loss_scaler = Scaler() if use_amp else None
@@ -102,7 +112,8 @@ KINDS: dict[str, dict[str, str]] = {
             self.optimizer.step()
             print(scale, value)
 """,
-        "given": _TOP + """
+        "given": _TOP
+        + """
 
 class Trainer:
     def __init__(self, model, optimizer, loss_scaler=None):
@@ -126,12 +137,16 @@ class Trainer:
                 self.loss_scaler.update(True)
 """,
         "a call that does it all": _own(_NATIVE),
-        "parameters of several": _own(_NATIVE.replace("clip=0.5", "clip=0.5, update=True").replace(
-            "        self.inner.step(optimizer)\n        self.inner.update()\n", """\
+        "parameters of several": _own(
+            _NATIVE.replace("clip=0.5", "clip=0.5, update=True").replace(
+                "        self.inner.step(optimizer)\n        self.inner.update()\n",
+                """\
         if update:
             self.inner.step(optimizer)
             self.inner.update()
-""")),
+""",
+            )
+        ),
         "subclass that unscales by another way": _own("""\
 class Scaler(torch.amp.GradScaler):
     def __init__(self):
@@ -150,7 +165,10 @@ class Scaler(torch.amp.GradScaler):
 """),
         "does nothing": _STATIC.replace("64.0", "1.0").replace(
             "return self.factor, loss * self.factor, loss.item()", "return loss"
-        ) + "def train(model, loader, optimizer):\n    scaler = Scaler()\n" + _LOOP + """\
+        )
+        + "def train(model, loader, optimizer):\n    scaler = Scaler()\n"
+        + _LOOP
+        + """\
         scaled = scaler.scale(loss)
         scaled.backward()
         print(scaled.item())
@@ -159,25 +177,35 @@ class Scaler(torch.amp.GradScaler):
         "its number is of the loss": _STATIC.replace(
             "return self.factor, loss * self.factor, loss.item()",
             "self.last = loss.item()\n        return loss * self.factor",
-        ) + "def train(model, loader, optimizer):\n    scaler = Scaler()\n" + _LOOP + """\
+        )
+        + "def train(model, loader, optimizer):\n    scaler = Scaler()\n"
+        + _LOOP
+        + """\
         scaler.scale(loss).backward()
         print(scaler.last)
         scaler.unscale(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
 """,
-        "inside, clipped too early": _own(_NATIVE.replace(
-            "        self.inner.unscale_(optimizer)\n", ""
-        ).replace("(parameters, clip)", "(parameters, clip)  # <- HS101")),
-        "inside, printed while scaled": _own(_NATIVE.replace(
-            "        self.inner.scale(loss).backward()\n", """\
+        "inside, clipped too early": _own(
+            _NATIVE.replace("        self.inner.unscale_(optimizer)\n", "").replace(
+                "(parameters, clip)", "(parameters, clip)  # <- HS101"
+            )
+        ),
+        "inside, printed while scaled": _own(
+            _NATIVE.replace(
+                "        self.inner.scale(loss).backward()\n",
+                """\
         loss = self.inner.scale(loss)
         loss.backward()
         print(loss.item())  # <- HS210
-""")),
+""",
+            )
+        ),
     },
     "closure that may be None": {
-        "handed on": _TOP + """
+        "handed on": _TOP
+        + """
 
 class Wrapper:
     def __init__(self, optimizer, scaler):
@@ -194,19 +222,26 @@ class Wrapper:
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
     wrapper = Wrapper(optimizer, scaler)
-""" + _LOOP + """\
+"""
+        + _LOOP
+        + """\
         scaler.scale(loss).backward()
         wrapper.step()
 """,
-        "asked first": _TOP + _HANDED_ON + """\
+        "asked first": _TOP
+        + _HANDED_ON
+        + """\
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
-""" + _LOOP + """\
+"""
+        + _LOOP
+        + """\
         scaler.scale(loss).backward()
         step_with(scaler, optimizer)
         scaler.update()
 """,
-        "None by its keyword, which torch refuses too": _TOP + """
+        "None by its keyword, which torch refuses too": _TOP
+        + """
 
 def step_with(scaler, optimizer, closure):
     scaler.step(optimizer, closure=closure)  # <- HS116
@@ -215,11 +250,14 @@ def step_with(scaler, optimizer, closure):
 
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
-""" + _LOOP + """\
+"""
+        + _LOOP
+        + """\
         scaler.scale(loss).backward()
         step_with(scaler, optimizer, None)
 """,
-        "among arguments": _TOP + """
+        "among arguments": _TOP
+        + """
 
 def step_with(scaler, optimizer, *args, **kwargs):
     scaler.step(optimizer, *args, **kwargs)
@@ -228,11 +266,14 @@ def step_with(scaler, optimizer, *args, **kwargs):
 
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
-""" + _LOOP + """\
+"""
+        + _LOOP
+        + """\
         scaler.scale(loss).backward()
         step_with(scaler, optimizer)
 """,
-        "of a method that nobody calls": _TOP + """
+        "of a method that nobody calls": _TOP
+        + """
 
 class Wrapper(torch.optim.Optimizer):
     def __init__(self, optimizer, scaler):
@@ -240,26 +281,33 @@ class Wrapper(torch.optim.Optimizer):
 
     def step(self, closure=None):
         self.scaler.step(self.optimizer, closure)
-""" + """
+"""
+        + """
 
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
-""" + _LOOP + """\
+"""
+        + _LOOP
+        + """\
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
 """,
-        "by a setting": _TOP + """
+        "by a setting": _TOP
+        + """
 
 def train(model, loader, optimizer, cfg, closure=None):
     scaler = torch.amp.GradScaler("cuda")
-""" + _LOOP + """\
+"""
+        + _LOOP
+        + """\
         scaler.scale(loss).backward()
         extra = () if closure is None else (closure,)
         scaler.step(optimizer, *extra)
         scaler.update()
 """,
-        "a closure that is there": _TOP + """
+        "a closure that is there": _TOP
+        + """
 
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
@@ -274,7 +322,8 @@ def train(model, loader, optimizer):
         scaler.step(optimizer, closure)  # <- HS116
         scaler.update()
 """,
-        "a closure handed on": _TOP + """
+        "a closure handed on": _TOP
+        + """
 
 def step_with(scaler, optimizer, closure=None):
     scaler.step(optimizer, closure)  # <- HS116

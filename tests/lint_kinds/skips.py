@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 _TOP = "import torch\nfrom torch import nn\n"
-_HEAD = _TOP + """
+_HEAD = (
+    _TOP
+    + """
 
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
 """
-_WINDOW = _HEAD + """\
+)
+_WINDOW = (
+    _HEAD
+    + """\
     for x, y in loader:
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
@@ -17,14 +22,18 @@ _WINDOW = _HEAD + """\
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 """
+)
 _STEP = "        scaler.step(optimizer)\n        scaler.update()\n"
-_GUARDED = _HEAD + """\
+_GUARDED = (
+    _HEAD
+    + """\
     for i, (x, y) in enumerate(loader):
         with torch.autocast("cuda", dtype=torch.float16):
             loss = nn.functional.mse_loss(model(x), y) / 4
         if torch.isfinite(loss):
             scaler.scale(loss).backward()
 """
+)
 _BODY = """\
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -43,14 +52,17 @@ def _where(condition: str, above: str = "") -> str:
 
 KINDS: dict[str, dict[str, str]] = {
     "step of cleared gradients as a skip": {
-        "if and continue": _WINDOW + """\
+        "if and continue": _WINDOW
+        + """\
         if norm > 50:
             optimizer.zero_grad()
             scaler.step(optimizer)
             scaler.update()
             continue
-""" + _STEP,
-        "if and else": _WINDOW + """\
+"""
+        + _STEP,
+        "if and else": _WINDOW
+        + """\
         if norm > 50:
             optimizer.zero_grad(set_to_none=False)
             scaler.step(optimizer)
@@ -58,34 +70,45 @@ KINDS: dict[str, dict[str, str]] = {
             scaler.step(optimizer)
         scaler.update()
 """,
-        "cleared and stepped by the common line": _WINDOW + """\
+        "cleared and stepped by the common line": _WINDOW
+        + """\
         if not torch.isfinite(norm):
             optimizer.zero_grad()
-""" + _STEP,
-        "update alone": _WINDOW + """\
+"""
+        + _STEP,
+        "update alone": _WINDOW
+        + """\
         if norm > 50:
             optimizer.zero_grad()
             scaler.update()
             continue
-""" + _STEP,
-        "set to None over groups": _WINDOW + """\
+"""
+        + _STEP,
+        "set to None over groups": _WINDOW
+        + """\
         if norm > 50:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = None
-""" + _STEP,
-        "model's own": _WINDOW + """\
+"""
+        + _STEP,
+        "model's own": _WINDOW
+        + """\
         if bool(norm > 50):
             model.zero_grad()
-""" + _STEP,
-        "counted": _WINDOW.replace("    for x", "    num_bad = 0\n    for x") + """\
+"""
+        + _STEP,
+        "counted": _WINDOW.replace("    for x", "    num_bad = 0\n    for x")
+        + """\
         num_bad = num_bad + 1 if norm > 50 else 0
         if num_bad:
             optimizer.zero_grad()
         if num_bad > 3:
             raise RuntimeError("no step of the last four was of use")
-""" + _STEP,
-        "in a trainer": _TOP + """
+"""
+        + _STEP,
+        "in a trainer": _TOP
+        + """
 
 class Trainer:
     def __init__(self, model, optimizer):
@@ -112,17 +135,21 @@ class Trainer:
             self.move()
 """,
         "always cleared": _WINDOW + "        optimizer.zero_grad()  # <- HS126\n" + _STEP,
-        "cleared on both ways": _WINDOW + """\
+        "cleared on both ways": _WINDOW
+        + """\
         if norm > 50:
             optimizer.zero_grad()  # <- HS126
         else:
             model.zero_grad()  # <- HS126
-""" + _STEP,
-        "left without an update": _WINDOW + """\
+"""
+        + _STEP,
+        "left without an update": _WINDOW
+        + """\
         if norm > 50:
             optimizer.zero_grad()
             continue  # <- HS112
-""" + _STEP,
+"""
+        + _STEP,
     },
     "guard on gradients": {
         "any": _where("any(p.grad is not None for p in model.parameters())"),
@@ -135,7 +162,8 @@ class Trainer:
         "over groups": _where(
             'any(p.grad is not None for g in optimizer.param_groups for p in g["params"])'
         ),
-        "by a flag": _GUARDED.replace("    for i", "    has_any = False\n    for i") + """\
+        "by a flag": _GUARDED.replace("    for i", "    has_any = False\n    for i")
+        + """\
             has_any = True
         if (i + 1) % 4 == 0 and has_any:
             scaler.step(optimizer)
@@ -143,7 +171,8 @@ class Trainer:
             optimizer.zero_grad()
             has_any = False
 """,
-        "by a count": _GUARDED.replace("    for i", "    num_good = 0\n    for i") + """\
+        "by a count": _GUARDED.replace("    for i", "    num_good = 0\n    for i")
+        + """\
             num_good += 1
         if (i + 1) % 4 == 0:
             if num_good == 0:
@@ -153,7 +182,8 @@ class Trainer:
             optimizer.zero_grad()
             num_good = 0
 """,
-        "continue": _GUARDED + """\
+        "continue": _GUARDED
+        + """\
         if (i + 1) % 4:
             continue
         if all(p.grad is None for p in model.parameters()):
@@ -162,7 +192,8 @@ class Trainer:
         scaler.update()
         optimizer.zero_grad()
 """,
-        "helper": _TOP + """
+        "helper": _TOP
+        + """
 
 def has_gradients(model):
     for p in model.parameters():
@@ -184,7 +215,8 @@ def train(model, loader, optimizer):
             scaler.update()
             optimizer.zero_grad()
 """,
-        "no guard, and no backward": _HEAD + """\
+        "no guard, and no backward": _HEAD
+        + """\
     for x, y in loader:
         with torch.autocast("cuda", dtype=torch.float16):
             loss = nn.functional.mse_loss(model(x), y)
@@ -194,9 +226,9 @@ def train(model, loader, optimizer):
 """,
         "guarded, and clipped too early": _where(
             "any(p.grad is not None for p in model.parameters())"
-        ).replace("                scaler.unscale_(optimizer)\n", "").replace(
-            "0.5)", "5.0)  # <- HS101"
-        ),
+        )
+        .replace("                scaler.unscale_(optimizer)\n", "")
+        .replace("0.5)", "5.0)  # <- HS101"),
         "guarded, and unscaled twice": _where(
             "any(p.grad is not None for p in model.parameters())"
         ).replace(
@@ -205,7 +237,8 @@ def train(model, loader, optimizer):
         ),
     },
     "loss that may not be finite": {
-        "continue before backward": _HEAD + """\
+        "continue before backward": _HEAD
+        + """\
     for x, y in loader:
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
@@ -216,7 +249,8 @@ def train(model, loader, optimizer):
         scaler.step(optimizer)
         scaler.update()
 """,
-        "cleared and left": _HEAD + """\
+        "cleared and left": _HEAD
+        + """\
     for x, y in loader:
         with torch.autocast("cuda", dtype=torch.float16):
             loss = nn.functional.mse_loss(model(x), y)
@@ -229,7 +263,8 @@ def train(model, loader, optimizer):
         scaler.update()
         optimizer.zero_grad()
 """,
-        "try": _HEAD + """\
+        "try": _HEAD
+        + """\
     for x, y in loader:
         optimizer.zero_grad()
         try:
@@ -243,7 +278,8 @@ def train(model, loader, optimizer):
         scaler.step(optimizer)
         scaler.update()
 """,
-        "returned": _TOP + """
+        "returned": _TOP
+        + """
 
 def one_step(model, x, y, optimizer, scaler):
     optimizer.zero_grad()
@@ -261,7 +297,8 @@ def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
     return [one_step(model, x, y, optimizer, scaler) for x, y in loader]
 """,
-        "zeroed": _HEAD + """\
+        "zeroed": _HEAD
+        + """\
     for x, y in loader:
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
@@ -273,7 +310,8 @@ def train(model, loader, optimizer):
         else:
             optimizer.zero_grad()
 """,
-        "unscaled, then left": _HEAD + """\
+        "unscaled, then left": _HEAD
+        + """\
     for x, y in loader:
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
@@ -285,7 +323,8 @@ def train(model, loader, optimizer):
         scaler.step(optimizer)
         scaler.update()
 """,
-        "stepped where nothing was scaled": _HEAD + """\
+        "stepped where nothing was scaled": _HEAD
+        + """\
     for x, y in loader:
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
