@@ -26,6 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers_of_torch
 
+import halfstep as hs
+
 ENTRIES = ("main", "train", "Trainer")
 TOLERANCE = 4 * torch.finfo(torch.float16).eps  # a few roundings of FP16 values near 1
 NUM_BATCHES = 8
@@ -38,6 +40,7 @@ _FOR_CPU = (
     (".cuda()", ""),
     (".is_cuda", ".is_cpu"),
 )
+_ENGINE = 'precision="fp16"'
 
 
 class Settings(dict[str, Any]):
@@ -108,6 +111,7 @@ def pool(text: str, on: bool, scale: float) -> dict[str, Any]:
     parts = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model.body, model.head)]
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=True)
     return {
+        "engine": _engine(model, optimizer, on, scale) if "engine: hs" in text else None,
         "model": model,
         "build": Net,
         "loader": batches("isfinite" in text or "> 50" in text),
@@ -133,8 +137,16 @@ def pool(text: str, on: bool, scale: float) -> dict[str, Any]:
     }
 
 
+def _engine(model: nn.Module, optimizer: torch.optim.Optimizer, on: bool, scale: float) -> Any:
+    if on:
+        return hs.Engine(model, optimizer, precision="fp16", loss_scale=scale)
+    return hs.Engine(model, optimizer, precision="fp32")
+
+
 def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = None) -> Trial:
     """Execute a program; files behind the first are modules that it can import."""
+    with_engine = 'precision="fp16", loss_scale=INIT_SCALE' if on else 'precision="fp32"'
+    text = text.replace(_ENGINE, with_engine)
     trial, names = Trial(), pool(text, on, scale)
     *others, (_, main) = files_of(text)
     with ExitStack() as stack:
@@ -206,8 +218,11 @@ def _call(function: Any, given: dict[str, Any]) -> Any:
 def _modules(name: str, names: dict[str, Any]) -> Iterator[None]:
     module = types.ModuleType(name)
     vars(module).update(names)
-    with mock.patch.dict(sys.modules, {name: module}):
+    sys.modules[name] = module
+    try:  # not by `mock.patch.dict`, which would forget what is imported meanwhile
         yield
+    finally:
+        del sys.modules[name]
 
 
 @contextmanager
