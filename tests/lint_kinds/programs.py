@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lint_kinds import asked_twice
 
-FOLDER = Path(__file__).parent / "programs"
+FOLDER = Path(__file__).parent
 
 
 def read(path: Path) -> dict[str, dict[str, str]]:
@@ -25,9 +25,17 @@ def read(path: Path) -> dict[str, dict[str, str]]:
     return kinds
 
 
-KINDS = dict(asked_twice.KINDS)
-for path in sorted(FOLDER.glob("*.txt")):
-    KINDS.update(read(path))
-CASES = {
-    f"{kind} / {name}": text for kind, members in KINDS.items() for name, text in members.items()
-}
+def cases_of(folder: str) -> dict[str, str]:
+    """Programs of a folder by ``kind / member``."""
+    kinds: dict[str, dict[str, str]] = {}
+    for path in sorted((FOLDER / folder).glob("*.txt")):
+        kinds |= read(path)
+    return named(kinds)
+
+
+def named(kinds: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Programs by ``kind / member``."""
+    return {f"{kind} / {name}": text for kind, all_ in kinds.items() for name, text in all_.items()}
+
+
+CASES = named(asked_twice.KINDS) | cases_of("programs")
