@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from lint_kinds import executed, gaps, programs
 
 from halfstep.check.fix import fix_data
 from halfstep.check.linter import check_text
 from halfstep.rules import registry
+from lint_kinds import executed, gaps_beside, programs
 
 RULES = registry.select()
 CASES = programs.cases_of("repairs")
@@ -24,13 +24,6 @@ ONE_FILE = [n for n, text in programs.CASES.items() if not text.startswith("# fi
 
 def fixed(text: str) -> str:
     return fix_data("train.py", text.encode(), RULES, unsafe=True).new.decode()
-
-
-def expected_to_fail(names: list[str], gap: dict[str, str]) -> list[Any]:
-    return [
-        pytest.param(n, marks=pytest.mark.xfail(strict=True, reason=gap[n])) if n in gap else n
-        for n in names
-    ]
 
 
 def train(text: str, path: Path, amp: bool) -> dict[str, Any]:
@@ -48,7 +41,7 @@ def train(text: str, path: Path, amp: bool) -> dict[str, Any]:
     return saved
 
 
-@pytest.mark.parametrize("name", expected_to_fail(list(CASES), gaps.BROKEN))
+@pytest.mark.parametrize("name", programs.with_gaps(CASES, gaps_beside.BROKEN))
 def test_checkpoint_repair_leaves_every_run_and_every_file_working(
     name: str, tmp_path: Path
 ) -> None:
@@ -73,14 +66,14 @@ def test_checkpoint_repair_is_done_once(name: str) -> None:
     assert fixed(once) == once
 
 
-@pytest.mark.parametrize("name", expected_to_fail(WHOLE, gaps.BROKEN))
+@pytest.mark.parametrize("name", programs.with_gaps(WHOLE, gaps_beside.UNREPAIRED))
 def test_checkpoint_that_is_repaired_whole_carries_the_scale_on(name: str, tmp_path: Path) -> None:
     new, path = fixed(CASES[name]), tmp_path / "a.pt"
     assert train(new, path, True)["scaler"]["scale"] == START * 2.0**NUM_BATCHES
     assert train(new, path, True)["scaler"]["scale"] == START * 4.0**NUM_BATCHES
 
 
-@pytest.mark.parametrize("name", expected_to_fail(ONE_FILE, gaps.DAMAGED))
+@pytest.mark.parametrize("name", programs.with_gaps(ONE_FILE, gaps_beside.DAMAGED))
 def test_repair_of_any_kind_of_program_adds_no_fault(name: str, tmp_path: Path) -> None:
     text = programs.CASES[name]
     new = fixed(text)

@@ -152,7 +152,7 @@ def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = No
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(mock.patch.object(torch.cuda, "is_available", lambda: on))
+        stack.enter_context(mock.patch.object(torch.cuda, "is_available", return_value=on))
         stack.enter_context(_modules("project", names))
         if "OutOfMemory" in text:
             stack.enter_context(_memory_runs_out_once())
@@ -176,7 +176,7 @@ def clip_is_idle(text: str, folder: Path | None) -> bool:
     with ExitStack() as stack:
         left = run(text, folder=folder)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            stack.enter_context(mock.patch.object(nn.utils, name, lambda *_: None))
+            stack.enter_context(mock.patch.object(nn.utils, name))
         return _alike(left.weights, run(text, folder=folder).weights)
 
 

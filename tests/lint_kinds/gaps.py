@@ -421,5 +421,3 @@ GAPS: dict[str, dict[str, str]] = {
         "in a trainer": "nothing",
     },
 }
-BROKEN: dict[str, str] = {}
-DAMAGED: dict[str, str] = {}
