@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,11 @@ import pytest
 
 from halfstep.check.linter import check_paths
 from halfstep.rules import registry
-from lint_kinds import executed, gaps, programs, proposed
+from lint_kinds import executed, gaps, gaps_asked_twice, programs, proposed
 
 CASES = programs.CASES
+GAPS = gaps.GAPS | gaps_asked_twice.GAPS
+SCRIPTS = re.compile("^two stages|notebook|script")
 MARK = re.compile(r"# <- (HS\d+)$")
 # What these say needs a skip, a resume or a person that reads, not another scale, to be seen.
 UNSEEN = {
@@ -33,10 +38,11 @@ RULES = registry.select()
 
 def said(folder: Path, text: str, named: tuple[str, ...] = ()) -> list[tuple[str, int, str]]:
     for name, body in executed.files_of(text):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(body)
     report = check_paths([str(folder / name) for name in named] or [str(folder)], RULES)
     return sorted(
-        (Path(f.path).name, f.line, f.code)
+        (Path(f.path).relative_to(folder).as_posix(), f.line, f.code)
         for f in report.findings
         if f.severity != "note" or f.code == "HS109"
     )
@@ -54,7 +60,7 @@ def marked(text: str) -> list[tuple[str, int, str]]:
 def gap(name: str, named: str = "") -> str | None:
     """What the linter says instead of the truth; None where it is right."""
     kind, _, member = name.partition(" / ")
-    known = gaps.GAPS.get(kind, {})
+    known = GAPS.get(kind, {})
     return known.get(member) or known.get(f"{member}, {named} named")
 
 
@@ -101,8 +107,25 @@ def test_files_that_are_named_one_by_one_are_one_program(name: str, tmp_path: Pa
     assert said(tmp_path, CASES[name], names) == marked(CASES[name])
 
 
+def as_notebook(text: str) -> str:
+    """A script as a notebook, each statement of its own level in a cell of its own."""
+    tree, lines = ast.parse(text), text.splitlines(keepends=True)
+    starts = [0, *(node.end_lineno or 0 for node in tree.body[:-1]), len(lines)]
+    sources = [lines[a:b] for a, b in itertools.pairwise(starts)]
+    cells = [{"cell_type": "code", "metadata": {}, "source": source} for source in sources]
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+@pytest.mark.parametrize("name", [c for c in cases() if SCRIPTS.search(c.values[0])])
+def test_script_that_is_a_notebook_gets_the_same_findings(name: str, tmp_path: Path) -> None:
+    (tmp_path / "main.ipynb").write_text(as_notebook(CASES[name]))
+    found = check_paths([str(tmp_path)], RULES).findings
+    codes = sorted(f.code for f in found if f.severity != "note")
+    assert codes == sorted(code for _, _, code in marked(CASES[name]))
+
+
 def test_gaps_are_cases() -> None:
-    names = [f"{kind} / {member}" for kind, members in gaps.GAPS.items() for member in members]
+    names = [f"{kind} / {member}" for kind, members in GAPS.items() for member in members]
     names = [re.sub(", (main|all) named$", "", name) for name in names]
     assert [name for name in names if name not in CASES] == []
 

@@ -52,6 +52,9 @@ class Settings(dict[str, Any]):
         except KeyError:
             raise AttributeError(name) from None
 
+    def uses_amp(self) -> bool:
+        return bool(self["amp"])
+
 
 class Net(nn.Module):
     """A model of two layers, whose parts optimizers can share out."""
@@ -62,6 +65,14 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         return self.head(torch.tanh(self.body(x)))
+
+
+class _Inferer:
+    """Calls the first model that it gets, under whatever name."""
+
+    def __call__(self, inputs: Tensor, *models: nn.Module, **named: nn.Module) -> Any:
+        model, *_ = (*models, *named.values())
+        return model(inputs)
 
 
 @dataclass
@@ -86,7 +97,9 @@ def settings(on: bool) -> Settings:
     shared: dict[str, Any] = {"clip": 0.5, "accum": 2, "epochs": 2, "lr": 0.1, "resume": ""}
     if on:
         shared["with_amp"] = True  # there only where AMP is on
-    return Settings(shared, amp=on, use_amp=on, fp16=on, mode=mode, precision=mode, kind=mode)
+    return Settings(
+        shared, amp=on, train={"amp": on}, use_amp=on, fp16=on, mode=mode, precision=mode, kind=mode
+    )
 
 
 def batches(poisoned: bool) -> list[tuple[Tensor, Tensor]]:
@@ -132,6 +145,8 @@ def pool(text: str, on: bool, scale: float) -> dict[str, Any]:
         "path": "last.pt",
         "writer": mock.MagicMock(),
         "OutputEMA": mock.MagicMock,
+        "Inferer": _Inferer,
+        "loss_of_both": lambda model, other, x, y: (model(x).float() - y).square().mean(),
         "save": lambda *_: None,
         "log": lambda *_: None,
     }
@@ -153,6 +168,7 @@ def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = No
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(mock.patch.object(torch.cuda, "is_available", return_value=on))
+        stack.enter_context(mock.patch.dict(os.environ, {"USE_AMP": str(int(on))}))
         stack.enter_context(_modules("project", names))
         if "OutOfMemory" in text:
             stack.enter_context(_memory_runs_out_once())
@@ -161,7 +177,8 @@ def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = No
         stepped = stack.enter_context(_stepped())
         try:
             for name, other in others:
-                stack.enter_context(_modules(Path(name).stem, _execute(other, name, scale)))
+                module = name.removesuffix(".py").replace("/", ".")
+                stack.enter_context(_modules(module, _execute(other, name, scale)))
             trial.names = _execute(main, "main.py", scale)
             _enter(trial.names, names)
         except Exception as error:
@@ -218,6 +235,9 @@ def _call(function: Any, given: dict[str, Any]) -> Any:
 def _modules(name: str, names: dict[str, Any]) -> Iterator[None]:
     module = types.ModuleType(name)
     vars(module).update(names)
+    package = name.rpartition(".")[0]
+    if package:
+        sys.modules.setdefault(package, types.ModuleType(package))
     sys.modules[name] = module
     try:  # not by `mock.patch.dict`, which would forget what is imported meanwhile
         yield
