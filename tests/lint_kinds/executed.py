@@ -66,12 +66,19 @@ class Net(nn.Module):
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         return self.head(torch.tanh(self.body(x)))
 
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        code = self.body(x)
+        return code, torch.zeros_like(code)
+
+    def sampling(self, mean: Tensor, spread: Tensor) -> Tensor:
+        return mean + 0 * spread
+
 
 class _Inferer:
     """Calls the first model that it gets, under whatever name."""
 
-    def __call__(self, inputs: Tensor, *models: nn.Module, **named: nn.Module) -> Any:
-        model, *_ = (*models, *named.values())
+    def __call__(self, inputs: Tensor, *models: Any, **named: Any) -> Any:
+        model, *_ = (m for m in (*models, *named.values()) if isinstance(m, nn.Module))
         return model(inputs)
 
 

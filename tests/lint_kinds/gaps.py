@@ -287,6 +287,13 @@ GAPS: dict[str, dict[str, str]] = {
         "in a trainer": "HS126 at 17",
         "left without an update": "HS112 at 12",
     },
+    "second stage on codes of the first": {
+        "encoded by the first model": "HS126 at 28",
+        "encoded, and nothing detached": "HS126 at 28",
+        "stages in functions": "HS126 at 29",
+        "encoded, and clipped too early": "HS126 at 29",
+        "encoded, and stepped without the scaler": "HS104 at 29",
+    },
     "update between steps of given optimizers": {
         "one after the other": "HS106 at 14",
         "under a setting": "HS106 at 14",
