@@ -31,6 +31,10 @@ QUESTIONS = {
     "one of two": 'cfg.amp or cfg.mode == "fp16"',
     "number": "len(cfg.mode) == 4 and cfg.fp16",
     "truth of an entry": 'bool(cfg["fp16"])',
+    "entry of an entry": 'cfg["train"]["amp"]',
+    "method without arguments": "cfg.uses_amp()",
+    "is True": "cfg.amp is True",
+    "environment": 'os.environ.get("USE_AMP", "0") == "1"',
 }
 
 _FUNCTION = """\
@@ -220,7 +224,8 @@ _OWN = re.compile(r'(?<![\w."])(model|cfg|device)\b(?!")')
 def _program(shape: str, question: str, again: str) -> str:
     if shape == "class":
         question, again = (_OWN.sub(r"self.\1", text) for text in (question, again))
-    return _SHAPES[shape].replace("ASK", question).replace("AGAIN", again)
+    text = _SHAPES[shape].replace("ASK", question).replace("AGAIN", again)
+    return f"import os\n\n{text}" if "os.environ" in question else text
 
 
 def _right(shape: str, question: str) -> str:

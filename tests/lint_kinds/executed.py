@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import os
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Iterator
@@ -24,6 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers_of_torch
 
+import halfstep as hs
+
 ENTRIES = ("main", "train", "Trainer")
 TOLERANCE = 4 * torch.finfo(torch.float16).eps  # a few roundings of FP16 values near 1
 NUM_BATCHES = 8
@@ -36,6 +40,7 @@ _FOR_CPU = (
     (".cuda()", ""),
     (".is_cuda", ".is_cpu"),
 )
+_ENGINE = 'precision="fp16"'
 
 
 class Settings(dict[str, Any]):
@@ -47,6 +52,9 @@ class Settings(dict[str, Any]):
         except KeyError:
             raise AttributeError(name) from None
 
+    def uses_amp(self) -> bool:
+        return bool(self["amp"])
+
 
 class Net(nn.Module):
     """A model of two layers, whose parts optimizers can share out."""
@@ -57,6 +65,21 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         return self.head(torch.tanh(self.body(x)))
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        code = self.body(x)
+        return code, torch.zeros_like(code)
+
+    def sampling(self, mean: Tensor, spread: Tensor) -> Tensor:
+        return mean + 0 * spread
+
+
+class _Inferer:
+    """Calls the first model that it gets, under whatever name."""
+
+    def __call__(self, inputs: Tensor, *models: Any, **named: Any) -> Any:
+        model, *_ = (m for m in (*models, *named.values()) if isinstance(m, nn.Module))
+        return model(inputs)
 
 
 @dataclass
@@ -81,7 +104,9 @@ def settings(on: bool) -> Settings:
     shared: dict[str, Any] = {"clip": 0.5, "accum": 2, "epochs": 2, "lr": 0.1, "resume": ""}
     if on:
         shared["with_amp"] = True  # there only where AMP is on
-    return Settings(shared, amp=on, use_amp=on, fp16=on, mode=mode, precision=mode, kind=mode)
+    return Settings(
+        shared, amp=on, train={"amp": on}, use_amp=on, fp16=on, mode=mode, precision=mode, kind=mode
+    )
 
 
 def batches(poisoned: bool) -> list[tuple[Tensor, Tensor]]:
@@ -106,6 +131,7 @@ def pool(text: str, on: bool, scale: float) -> dict[str, Any]:
     parts = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model.body, model.head)]
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=True)
     return {
+        "engine": _engine(model, optimizer, on, scale) if "engine: hs" in text else None,
         "model": model,
         "build": Net,
         "loader": batches("isfinite" in text or "> 50" in text),
@@ -124,20 +150,32 @@ def pool(text: str, on: bool, scale: float) -> dict[str, Any]:
         "device": "cpu" if on else "xpu",
         "use_amp": on,
         "path": "last.pt",
+        "writer": mock.MagicMock(),
         "OutputEMA": mock.MagicMock,
+        "Inferer": _Inferer,
+        "loss_of_both": lambda model, other, x, y: (model(x).float() - y).square().mean(),
         "save": lambda *_: None,
         "log": lambda *_: None,
     }
 
 
+def _engine(model: nn.Module, optimizer: torch.optim.Optimizer, on: bool, scale: float) -> Any:
+    if on:
+        return hs.Engine(model, optimizer, precision="fp16", loss_scale=scale)
+    return hs.Engine(model, optimizer, precision="fp32")
+
+
 def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = None) -> Trial:
     """Execute a program; files behind the first are modules that it can import."""
+    with_engine = 'precision="fp16", loss_scale=INIT_SCALE' if on else 'precision="fp32"'
+    text = text.replace(_ENGINE, with_engine)
     trial, names = Trial(), pool(text, on, scale)
     *others, (_, main) = files_of(text)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(mock.patch.object(torch.cuda, "is_available", lambda: on))
+        stack.enter_context(mock.patch.object(torch.cuda, "is_available", return_value=on))
+        stack.enter_context(mock.patch.dict(os.environ, {"USE_AMP": str(int(on))}))
         stack.enter_context(_modules("project", names))
         if "OutOfMemory" in text:
             stack.enter_context(_memory_runs_out_once())
@@ -146,7 +184,8 @@ def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = No
         stepped = stack.enter_context(_stepped())
         try:
             for name, other in others:
-                stack.enter_context(_modules(Path(name).stem, _execute(other, name, scale)))
+                module = name.removesuffix(".py").replace("/", ".")
+                stack.enter_context(_modules(module, _execute(other, name, scale)))
             trial.names = _execute(main, "main.py", scale)
             _enter(trial.names, names)
         except Exception as error:
@@ -154,6 +193,15 @@ def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = No
     trial.weights = [p.detach().clone() for p, _ in stepped.values()]
     trial.moved = any(not torch.equal(p, before) for p, before in stepped.values())
     return trial
+
+
+def clip_is_idle(text: str, folder: Path | None) -> bool:
+    """Whether a program ends alike with its clips and without."""
+    with ExitStack() as stack:
+        left = run(text, folder=folder)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            stack.enter_context(mock.patch.object(nn.utils, name))
+        return _alike(left.weights, run(text, folder=folder).weights)
 
 
 def files_of(text: str) -> list[tuple[str, str]]:
@@ -194,16 +242,21 @@ def _call(function: Any, given: dict[str, Any]) -> Any:
 def _modules(name: str, names: dict[str, Any]) -> Iterator[None]:
     module = types.ModuleType(name)
     vars(module).update(names)
-    with mock.patch.dict(sys.modules, {name: module}):
+    package = name.rpartition(".")[0]
+    if package:
+        sys.modules.setdefault(package, types.ModuleType(package))
+    sys.modules[name] = module
+    try:  # not by `mock.patch.dict`, which would forget what is imported meanwhile
         yield
+    finally:
+        del sys.modules[name]
 
 
 @contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    import os
-
+    """Work in an empty folder of its own, so that no run finds the files of another."""
     before = Path.cwd()
-    os.chdir(folder)
+    os.chdir(tempfile.mkdtemp(dir=folder))
     try:
         yield
     finally:
@@ -240,8 +293,14 @@ def _memory_runs_out_once() -> Iterator[None]:
         yield
 
 
-def faults(text: str, folder: Path | None = None) -> list[str]:
-    """What is wrong with a program, as running it shows."""
+def faults(text: str, folder: Path | None = None, clips: bool = False) -> list[str]:
+    """What is wrong with a program, as running it shows.
+
+    Args:
+        text: The program.
+        folder: Where it may write.
+        clips: Whether to ask, too, that its clips do something.
+    """
     few, many, off = (
         run(text, on, scale, folder) for on, scale in ((True, FEW), (True, MANY), (False, FEW))
     )
@@ -254,6 +313,13 @@ def faults(text: str, folder: Path | None = None) -> list[str]:
         found.append("depends on the loss scale")
     if not _alike(few.weights, off.weights):
         found.append("differs from training without AMP")
+    fresh = run(
+        text.replace('autocast("cuda"', 'autocast("cuda", cache_enabled=False'), folder=folder
+    )
+    if "cache_enabled" not in text and not _alike(few.weights, fresh.weights):
+        found.append("depends on the cache of autocast")
+    if clips and clip_is_idle(text, folder):
+        found.append("clips nothing")
     return found
 
 
