@@ -164,7 +164,8 @@ class Machine:
         state, facts = self.state, fields.get("facts", {})
         if kind == state.fails_in:
             state.fails_in = ""
-            if kind == e.STEP:
+            state.decisions_before_backward = -1
+            if kind != e.BACKWARD:
                 place = node if isinstance(node, Place) else state.module.place(node)
                 self.path.events.append(Event(e.LEFT, place, facts={"raised": True}))
             raise Raised

@@ -122,7 +122,9 @@ def _define(machine: Machine, module: Module, scope: Scope) -> None:
     """Imports, definitions and constants of the file; its other statements do not run."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
     for node in module.tree.body:
-        constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        constant = isinstance(node, ast.Assign) and not any(
+            isinstance(inner, (ast.Call, ast.Await)) for inner in ast.walk(node.value)
+        )
         if constant or isinstance(node, kinds):
             machine.run([node], scope)
 
@@ -237,7 +239,8 @@ def _facts(event: Event, machine: Machine) -> dict[str, Any]:
     return facts
 
 
-_BY_HAND = (e.CLIP, e.EDIT, e.ZERO_GRAD)  # they are about the parameters that they are given
+# Events that are about no other models than those that they name.
+_BY_HAND = (e.CLIP, e.EDIT, e.ZERO_GRAD, e.BACKWARD)
 
 
 def _resolved(event: Event, known: dict[str, Models | None], machine: Machine) -> Event:

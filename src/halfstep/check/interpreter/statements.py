@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.interpreter.ends import LoopContinued, LoopLeft, Raised, Returned
+from halfstep.check.source.inventory import last_name
 from halfstep.check.source.shapes import leaves
 from halfstep.check.values.base import Const
 from halfstep.check.values.objects import Class, Function, Scope
@@ -147,11 +148,31 @@ class Statements:
 
     def _point(self, node: ast.Try) -> str:
         """Where the body runs out of memory: in its backward, or when a step makes its state."""
-        state = self._machine.state
-        retries = any(isinstance(loop.node, ast.While) for loop in state.frame.loops[-1:])
-        unscales = retries and "unscale_" in state.module.called_names(node)
-        in_step = unscales and self._machine.decide(("in step", node), True)
-        return e.STEP if in_step else e.BACKWARD
+        module = self._machine.state.module
+        if "unscale_" not in module.text:
+            return e.BACKWARD
+        own = module.called_names(node)
+        if "unscale_" in own and "step" not in own:  # in the clip behind it, at the latest
+            point = e.CLIP
+        elif self._tries_again(node):
+            point = e.STEP
+        else:
+            return e.BACKWARD
+        return point if self._machine.decide(("in step", node), True) else e.BACKWARD
+
+    def _tries_again(self, node: ast.Try) -> bool:
+        """Whether the same window follows an exception: in a handler, or in the next round."""
+        module = self._machine.state.module
+        if any(any(map(module.acts, h.body)) and not leaves(h.body) for h in node.handlers):
+            acting = [n for h in node.handlers for s in h.body for n in ast.walk(s)]
+            if any(last_name(n.func) == "backward" for n in acting if isinstance(n, ast.Call)):
+                return True
+        loops = self._machine.state.frame.loops
+        if not loops or not any(n is node for s in loops[-1].node.body for n in ast.walk(s)):
+            return False
+        if isinstance(loops[-1].node, ast.While):
+            return True
+        return isinstance((node.orelse or node.body)[-1], (ast.Break, ast.Return))
 
     def _trains(self, node: ast.Try) -> bool:
         """Whether memory may run out half-way through the body: in its backward."""

@@ -36,8 +36,10 @@ class Context(Value):
         if self.enter == e.NO_SYNC_ENTER and run.state.frame.chosen:
             self.facts["chosen"] = True
         run.emit(self.enter, node, facts=self.facts)
+        autocast = run.state.frame.autocast or self.enter == e.AUTOCAST_ENTER
         try:
-            yield
+            with run.state.entered(autocast=autocast):
+                yield
         finally:
             run.emit(self.leave, node)
 

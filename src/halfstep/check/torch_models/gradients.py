@@ -84,6 +84,8 @@ class Params(Value):
     def assign(self, name: str, value: Value, target: ast.Attribute, run: Run) -> None:
         if name == "requires_grad":
             run.state.set_frozen(self.of, value.truth is False)
+        if name == "data":
+            run.emit(e.WEIGHTS, target, facts={"models": self.of})
         if name == "data" and self.of & value.models:
             _blended(self, value.models, target, run)
         if name == "grad" and value.as_gradient_of(self.of, target, run):

@@ -17,7 +17,7 @@ from halfstep.check.torch_models.optimizers import Optimizer, Schedule
 from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.torch_models.scales import backward
 from halfstep.check.torch_models.states import State
-from halfstep.check.torch_models.table import functions, methods
+from halfstep.check.torch_models.table import functions, methods, watches
 from halfstep.check.values.base import NOBODY, External, Models, Unknown, Value
 from halfstep.check.values.call import Call, has_training_objects, makes_new
 from halfstep.check.values.containers import Sequence
@@ -198,15 +198,32 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
     if any(has_training_objects(v) for v in values):
         return None
     no_grad = run.state.frame.no_grad
-    if name in ("__call__", "forward") and has_parameters(owner, run):
+    runs = name in ("__call__", "forward")
+    if runs and (run.state.frame.autocast or has_parameters(owner, run)):
         _ran(frozenset([owner.root]), call, run)
-    if name in IN_PLACE and owner.path and has_parameters(Unknown(owner.root), run):
-        run.emit(e.WEIGHTS, call.node, facts={"models": frozenset([owner.root])})
+    if name == "load_state_dict" or (name in IN_PLACE and owner.path):
+        changed(owner, call, run)
     models = NOBODY.union(owner.models, *(v.models for v in values)) | inside(given)
     if not no_grad and owner.name not in ("torch", "np"):
         models |= {owner.root}
     result = run.unknown(name, NOBODY if no_grad else models)
     return result if makes_new(name) else result.made_by(f".{name}()", [owner, *values])
+
+
+def changed(owner: Unknown, call: Call, run: Run) -> None:
+    """Record weights of a model that are changed in place."""
+    if run.state.frame.autocast:
+        run.emit(e.WEIGHTS, call.node, facts={"models": frozenset([owner.root])})
+
+
+@watches
+def _initialized(function: External, call: Call, run: Run) -> None:
+    """``nn.init.zeros_(model.head.weight)``."""
+    if ".init." not in function.name or not function.last.endswith("_"):
+        return
+    for value in call.given()[:1]:
+        if isinstance(value, Unknown):
+            changed(value, call, run)
 
 
 def has_parameters(owner: Unknown, run: Run) -> bool:

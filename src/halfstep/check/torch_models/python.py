@@ -168,9 +168,17 @@ def _divmod(call: Call, run: Run) -> Value:
 def _getattr(call: Call, run: Run) -> Value | None:
     """``getattr(owner, "name")``; a default counts where nothing has the attribute."""
     values = call.given()
-    if len(values) < 2 or not isinstance(values[1], Const) or not isinstance(values[1].value, str):
+    if len(values) < 2:
         return None
-    return values[0].attribute(values[1].value, run)
+    name = values[1].value if isinstance(values[1], Const) else _begun(call.node.args[1])
+    return values[0].attribute(name, run) if isinstance(name, str) else None
+
+
+def _begun(node: ast.expr) -> str | None:
+    """``"clip_grad_norm_"`` for ``f"clip_grad_{kind}_"``: one clip for all of them."""
+    first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else None
+    begin = first.value if isinstance(first, ast.Constant) else ""
+    return "clip_grad_norm_" if begin == "clip_grad_" else None
 
 
 @functions("*.bool")

@@ -33,6 +33,7 @@ class Value:
         is_training: Whether it is part of a training step, as a scaler is: a call that nobody can
             look into and that is given one may do anything to it.
         has_parameters_of_its_own: Whether a module that holds it has its parameters.
+        is_function: Whether it is a function, of the project or from outside.
         carries_scale: Whether it is a gradient, or made of one, that carries the loss scale.
         tells_of_skip: Whether it is not finite where a step is skipped, or says that one is.
         stands_for_all: Whether one value stands for all items of a list, as the parameters do.
@@ -45,6 +46,7 @@ class Value:
     has_parameters_of_its_own = False
     tells_of_skip = False
     carries_scale = False
+    is_function = False
     stands_for_all = False
 
     @property
@@ -315,6 +317,7 @@ class External(Value):
     """A name from outside of the project, as ``torch.nn.Linear``."""
 
     __slots__ = ("name",)
+    is_function = True
 
     def __init__(self, name: str) -> None:
         self.name = name

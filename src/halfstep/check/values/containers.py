@@ -106,7 +106,12 @@ class Mapping(Value):
 
     def item(self, index: Value, node: ast.Subscript, run: Run) -> Value:
         at = index.value if isinstance(index, Const) else None
-        return self.items[at] if at in self.items else super().item(index, node, run)
+        if at in self.items:
+            return self.items[at]
+        items = list(self.items.values())
+        if items and at is None and all(item.is_function for item in items):
+            return items[0]  # a table of functions: each does its part of the same
+        return super().item(index, node, run)
 
     def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
         return (Const(key) for key in list(self.items)[:MAX_ITEMS])

@@ -109,6 +109,7 @@ class Function(Value):
     """A function of the project, bound to an instance if it is a method."""
 
     __slots__ = ("me", "node", "scope")
+    is_function = True
 
     def __init__(self, node: FunctionNode, scope: Scope, me: Value | None = None) -> None:
         self.node = node

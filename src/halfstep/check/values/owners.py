@@ -22,7 +22,7 @@ def owners(
         alone: Whether nothing else in the program means the same models: an optimizer that was
             made with others is not concerned.
     """
-    if alone and not any(_has(one, o, known) is not False for one in models or () for o in known):
+    if alone and not any(_may_have(one, o, known) for one in models or () for o in known):
         return (), ()
     if len(known) == 1 or (not any(known.values()) and len({*map(_variable, known)}) == 1):
         return tuple(known), ()  # the one, or all items of one collection
@@ -42,6 +42,16 @@ def owners(
         maybe |= {*known} - sure
     sure -= maybe
     return tuple(o for o in known if o in sure), tuple(o for o in known if o in maybe)
+
+
+def _may_have(one: Hashable, optimizer: str, known: Known) -> bool:
+    """Whether an optimizer may have parameters of a model that the path has seen being made.
+
+    One that came from outside cannot; one of unknown parameters that was made here can.
+    """
+    if known[optimizer] is None:
+        return "#" in optimizer or "@" in optimizer
+    return _has(one, optimizer, known) is not False
 
 
 def _variable(optimizer: str) -> str:

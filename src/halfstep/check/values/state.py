@@ -27,6 +27,7 @@ class Frame(NamedTuple):
         functions: Definitions that are running, outermost first.
         loops: Loops that are running, outermost first.
         no_grad: Whether no gradients are recorded.
+        autocast: Whether an autocast is entered.
         chosen: Depth of branches that the path chose without knowing.
         guarded: Whether it is in a branch under a test for a skipped step.
         stepping: Whether the ``step`` of an optimizer of the project's own runs.
@@ -41,6 +42,7 @@ class Frame(NamedTuple):
     functions: tuple[FunctionNode, ...] = ()
     loops: tuple[Loop, ...] = ()
     no_grad: bool = False
+    autocast: bool = False
     chosen: int = 0
     guarded: bool = False
     stepping: bool = False

@@ -85,6 +85,10 @@ for x, y in batches:
                 related = ((update, "update"), (event, "forward with the old casts"))
                 yield Hit(ledger.autocast[0], *related)
             elif update:
-                text = "the model has run in this autocast block: it goes on with the old weights."
-                yield Hit(update, (event, "forward with the old casts"), message=text)
+                text = (
+                    "the model runs again after its weights were changed inside this autocast block:"
+                    " it still sees the casts of the old weights."
+                )
+                related = ((update, "changed"), (event, "forward with the old casts"))
+                yield Hit(ledger.autocast[0], *related, message=text)
         self._cast.update(whose)
