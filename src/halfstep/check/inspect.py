@@ -128,14 +128,17 @@ def raw_findings(
     linted = [rule for rule in rules if "L" in rule.readers]
     over_text = [r for r in linted if issubclass(r, SourceRule) and r.concerns(module.text)]
     over_events = [r for r in linted if issubclass(r, OrderRule)]
-    worst: dict[object, Raw] = {}
+    worst: dict[tuple[str, str, int], Raw] = {}
     concerned = leads or bool(GATE.search(module.text))
     over_events = over_events if concerned else []
     for raw in (*_of_source(module, over_text), *_of_paths(module, project, over_events)):
         key = raw.finding.code, raw.finding.path, raw.finding.line
         if key not in worst or _rank(raw) < _rank(worst[key]):
             worst[key] = raw
-    yield from worst.values()
+    beside = {(path, line) for code, path, line in worst if code == "HS134"}
+    for (code, path, line), raw in worst.items():
+        if code == "HS134" or (path, line) not in beside:  # the line goes, whatever else it does
+            yield raw
 
 
 def _rank(raw: Raw) -> int:

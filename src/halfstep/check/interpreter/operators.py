@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.check.interpreter.knowledge import denied
-from halfstep.check.source.shapes import window_begin
+from halfstep.check.source.shapes import divides_by_parts, window_begin
 from halfstep.check.torch_models.gradients import Params
 from halfstep.check.torch_models.scales import SkipTest
 from halfstep.check.torch_models.table import by_operands
@@ -62,6 +62,8 @@ class Operators:
         key = self._combined[pair]
         known = added(node.op, left, right, key)
         made = Unknown(key, "", left.models | right.models)
+        if isinstance(node.op, ast.Div) and left.models and divides_by_parts(node):
+            made.divided = self._machine.state.module.place(node)
         return known or made.made_by(type(node.op).__name__, [left, right])
 
     def _folded(self, op: ast.operator, left: Const, right: Const) -> Value:

@@ -225,7 +225,7 @@ def resolve(events: list[Event], machine: Machine) -> list[Event]:
     """Put in which optimizers a backward, clip or edit concerns, and the variables' names."""
     events = [event for event in events if event.kind != e.FORWARD or _counts(event, machine)]
     events = [_with_names(event) for event in events]
-    used = (e.STEP, e.UNSCALE, e.ZERO_GRAD, e.ENGINE)
+    used = (e.STEP, e.UNSCALE, e.ZERO_GRAD, e.ENGINE, e.ENGINE_BACKWARD, e.ENGINE_STEP)
     optimizers = {o: None for ev in events if ev.kind in used for o in ev.optimizers}
     known = {o: machine.state.optimizers.get(o) for o in optimizers}
     return [_resolved(event, known, machine) for event in events]

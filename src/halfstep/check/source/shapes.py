@@ -191,6 +191,21 @@ def window_begin(node: ast.BinOp) -> ast.expr | None:
     return None
 
 
+_PARTS = re.compile(r"accum|micro|per_update|chunks?$|parts?$|window|grad_steps|^count$")
+
+
+def divides_by_parts(node: ast.BinOp) -> bool:
+    """Whether a mean is divided by the number of micro-batches: ``loss / accumulate``."""
+    if "sum" in ast.unparse(node.left):
+        return False
+    by = node.right
+    if isinstance(by, ast.Call):
+        return called_names(by) == {"len"} and bool(_PARTS.search(ast.unparse(by.args[0]).lower()))
+    if isinstance(by, ast.Constant):
+        return type(by.value) is int and by.value > 1
+    return bool(_PARTS.search((last_name(by) or "").lower()))
+
+
 def counted_names(node: LoopNode) -> frozenset[str]:
     """Variables that a loop counts up."""
     raised = (n for n in ast.walk(node) if isinstance(n, ast.AugAssign))

@@ -10,8 +10,8 @@ from halfstep.check.torch_models.contexts import Context
 from halfstep.check.torch_models.optimizers import Schedule, as_optimizer
 from halfstep.check.torch_models.scales import Scaled
 from halfstep.check.torch_models.table import functions
-from halfstep.check.values.base import NOBODY, Models, Value
-from halfstep.check.values.call import Call
+from halfstep.check.values.base import NOBODY, Models, Unknown, Value
+from halfstep.check.values.call import Call, Given
 from halfstep.check.values.containers import Mapping
 from halfstep.check.values.objects import Method
 from halfstep.check.values.run import Run
@@ -26,17 +26,25 @@ class Engine(Value):
     Attributes:
         id: Its name.
         optimizers: What it steps; empty if nobody saw it being made.
-        models: Whose parameters these have.
+        schedules: What it moves.
+        owned: Whose parameters its optimizers have.
     """
 
-    __slots__ = ("id", "models_", "optimizers")
+    __slots__ = ("id", "optimizers", "owned", "schedules")
     answers_methods = True
     stands_for_all = True
 
-    def __init__(self, id_: str, optimizers: tuple[str, ...] = (), models: Models = NOBODY) -> None:
+    def __init__(
+        self,
+        id_: str,
+        optimizers: tuple[str, ...] = (),
+        schedules: tuple[str, ...] = (),
+        owned: Models = NOBODY,
+    ) -> None:
         self.id = id_
         self.optimizers = optimizers
-        self.models_ = models
+        self.schedules = schedules
+        self.owned = owned
 
     @property
     def question(self) -> Hashable:
@@ -46,27 +54,38 @@ class Engine(Value):
         return Method(self, name) if name in _METHODS else super().attribute(name, run)
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:
+        if name == "gradients":
+            return EngineGradients()
         if name == "backward":
-            self._backward(call, run)
-        elif name in ("step", "train_step", "abort"):
-            call.evaluate_all()
+            loss = call.first()
+            self._backward(loss, call.node, run, scaled=isinstance(loss, Scaled))
+            return run.unknown(name)
+        values = call.all()
+        if name == "train_step":
+            self._losses(values, call, run)
+        if name in ("step", "train_step", "abort"):
             kind = e.ENGINE_DROP if name == "abort" else e.ENGINE_STEP
-            run.emit(kind, call.node, model=self.id, optimizers=self.optimizers)
-        elif name == "gradients":
-            return EngineGradients(self)
-        else:
-            call.evaluate_all()
+            self._emit(kind, call.node, run)
         return run.unknown(name)
 
-    def _backward(self, call: Call, run: Run) -> None:
-        loss = call.first()
-        facts: dict[str, Any] = {"scaled": isinstance(loss, Scaled)}
-        node = call.node.args[0] if call.node.args else None
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            facts["divided"] = ast.unparse(node.right)
-        models = loss.models | self.models_
-        run.state.trained |= models
-        run.emit(e.ENGINE_BACKWARD, call.node, model=self.id, facts=facts)
+    def _losses(self, values: list[Value], call: Call, run: Run) -> None:
+        """``train_step`` calls the loss function once per micro-batch."""
+        function = values[1] if len(values) > 1 else call.named().get("loss_fn")
+        if function is None or not function.is_function:
+            return
+        for batch in values[0].iterate(2, run):
+            self._emit(e.ENGINE_BACKWARD, call.node, run, in_loss=True)
+            loss = run.apply(function, Given(call.node, [run.unknown(), batch]))
+            self._backward(loss, call.node, run, in_loss=True)
+
+    def _backward(self, loss: Value, node: ast.AST, run: Run, **facts: Any) -> None:
+        run.state.trained |= loss.models | self.owned
+        divided = loss.divided if isinstance(loss, Unknown) else None
+        self._emit(e.ENGINE_BACKWARD, node, run, divided=divided, **facts)
+
+    def _emit(self, kind: str, node: ast.AST, run: Run, **facts: Any) -> None:
+        facts["schedules"] = self.schedules
+        run.emit(kind, node, model=self.id, optimizers=self.optimizers, facts=facts)
 
 
 class EngineGradients(Context):
@@ -74,7 +93,7 @@ class EngineGradients(Context):
 
     __slots__ = ()
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self) -> None:
         super().__init__(e.ENGINE_OPEN, e.ENGINE_CLOSED, {})
 
 
@@ -85,13 +104,14 @@ def _new_engine(call: Call, run: Run) -> Value:
     inside = list(given.items.values()) if isinstance(given, Mapping) else [given]
     found = [as_optimizer(v, run) for v in inside if v is not None]
     owned = [o for o in found if o is not None]
-    schedules = [v.id for v in _all(call.named().get("schedule")) if isinstance(v, Schedule)]
+    schedules = _all(call.named().get("schedule"))
     engine = Engine(
         f"engine@{call.node.lineno}#{run.fresh()}",
         tuple(o.id for o in owned),
+        tuple(s.id for s in schedules if isinstance(s, Schedule)),
         NOBODY.union(*(o.params or NOBODY for o in owned)),
     )
-    facts = {"schedules": tuple(schedules), "clips": bool(call.names() & {"max_norm", "clip"})}
+    facts = {"schedules": engine.schedules}
     run.emit(e.ENGINE, call.node, model=engine.id, optimizers=engine.optimizers, facts=facts)
     return engine
 

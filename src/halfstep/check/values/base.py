@@ -193,9 +193,13 @@ class Unknown(Value):
         root: The object it belongs to, as ``model`` for ``model.head``.
         path: How it is reached from there.
         depth: How often it was made of something that is not known.
+        divided: Where a loss was divided by the number of parts of its window.
     """
 
-    __slots__ = ("_key", "_origin", "_question", "depth", "models", "name", "path", "root")
+    __slots__ = (
+        *("_key", "_origin", "_question", "depth", "divided", "models", "name", "path"),
+        "root",
+    )
     answers_methods = True
     has_parameters_of_its_own = True
 
@@ -213,6 +217,7 @@ class Unknown(Value):
         self.root = key if root is None else root
         self.path = path
         self.depth = 0
+        self.divided: Place | None = None
         self._origin: tuple[str, tuple[Value, ...]] | None = None
         self._question: Hashable = None
 
@@ -228,6 +233,7 @@ class Unknown(Value):
         """The same value under a name."""
         same = Unknown(self._key, name, self.models, self.root, self.path)
         same._origin, same._question, same.depth = self._origin, self._question, self.depth
+        same.divided = self.divided
         return same
 
     @property

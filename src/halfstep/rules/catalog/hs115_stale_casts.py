@@ -86,8 +86,8 @@ for x, y in batches:
                 yield Hit(ledger.autocast[0], *related)
             elif update:
                 text = (
-                    "the model runs again after its weights were changed inside this autocast block:"
-                    " it still sees the casts of the old weights."
+                    "the model runs again after its weights were changed inside this autocast"
+                    " block: it still sees the casts of the old weights."
                 )
                 related = ((update, "changed"), (event, "forward with the old casts"))
                 yield Hit(ledger.autocast[0], *related, message=text)

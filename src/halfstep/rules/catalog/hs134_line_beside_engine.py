@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.rules.events import (
+    BACKWARD,
     CLIP,
     ENGINE,
     ENGINE_BACKWARD,
@@ -16,8 +17,10 @@ from halfstep.rules.events import (
     SCHEDULE,
     STEP,
     UNSCALE,
+    UPDATE,
     ZERO_GRAD,
     Event,
+    Place,
 )
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -44,6 +47,10 @@ _TEXTS = {
         "the engine's gradients carry the loss scale here: this clips them to limit / scale.",
         "give the limit to the engine, `Engine(..., max_norm=...)`, or clip in `with"
         " engine.gradients():`.",
+    ),
+    ENGINE_STEP: (
+        "the engine has stepped and cleared the gradients: there is nothing to clip here.",
+        "give the limit to the engine, `Engine(..., max_norm=...)`.",
     ),
     STEP: (
         "the engine steps this optimizer itself: this applies gradients that carry the loss scale.",
@@ -85,7 +92,7 @@ class LineBesideEngine(OrderRule):
     readers = "L"
     fixes = "unsafe"
     listens = (
-        *(CLIP, STEP, SCHEDULE, ZERO_GRAD, UNSCALE, SCALE),
+        *(CLIP, STEP, SCHEDULE, ZERO_GRAD, UNSCALE, SCALE, UPDATE, BACKWARD),
         *(ENGINE, ENGINE_BACKWARD, ENGINE_STEP, ENGINE_DROP, ENGINE_OPEN, ENGINE_CLOSED),
     )
     message = "{text}"
@@ -97,47 +104,65 @@ class LineBesideEngine(OrderRule):
         self._owner: dict[str, Event] = {}  # optimizer to the engine that steps it
         self._schedules: dict[str, Event] = {}
         self._windows: dict[str, list[Event]] = {}  # engine to the backward passes of its window
+        self._scalers: set[str] = set()  # that were used beside an engine
         self._is_open = False  # in `engine.gradients()`
+        self._is_stock = False  # a backward of the stock loop came after the engine's
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        engine = event.model or ""
-        if event.kind == ENGINE:
-            self._owner.update(dict.fromkeys(event.optimizers, event))
-            self._schedules.update(dict.fromkeys(event.fact("schedules") or (), event))
+        if event.kind in (ENGINE, ENGINE_BACKWARD, ENGINE_STEP, ENGINE_DROP):
+            yield from self._of_engine(event, event.model or "")
         elif event.kind in (ENGINE_OPEN, ENGINE_CLOSED):
             self._is_open = event.kind == ENGINE_OPEN
-        elif event.kind == ENGINE_BACKWARD:
-            self._windows.setdefault(engine, []).append(event)
-            if event.fact("scaled"):
-                yield self._hit(event, SCALE, None)
-        elif event.kind in (ENGINE_STEP, ENGINE_DROP):
-            window = self._windows.pop(engine, [])
-            if event.kind == ENGINE_STEP:
-                yield from self._divided(window)
+        elif event.kind == BACKWARD:
+            self._is_stock = True
         else:
             yield from self._beside(event)
 
+    def _of_engine(self, event: Event, engine: str) -> Iterator[Hit]:
+        self._owner.update({o: event for o in event.optimizers if o not in self._owner})
+        for schedule in event.fact("schedules") or ():
+            self._schedules.setdefault(schedule, event)
+        if event.kind == ENGINE_BACKWARD:
+            self._is_stock = False
+            self._windows.setdefault(engine, []).append(event)
+            if event.fact("scaled"):
+                yield self._hit(event, SCALE, None)
+        elif event.kind != ENGINE:
+            window = self._windows.pop(engine, [])
+            if event.kind == ENGINE_STEP:
+                yield from self._divided(window)
+
     def _divided(self, window: list[Event]) -> Iterator[Hit]:
         """Micro-batches of one window, each divided by the same number."""
-        divisors = {event.fact("divided") for event in window}
-        if len(window) > 1 and len(divisors) == 1 and None not in divisors:
-            yield self._hit(window[0], ENGINE_BACKWARD, None)
+        places = [e.fact("divided") for e in window if e.fact("divided") is not None]
+        if len(places) > 1 and len(set(places)) == 1:
+            yield self._hit(places[0], ENGINE_BACKWARD, None)
 
     def _beside(self, event: Event) -> Iterator[Hit]:
-        if event.kind == SCHEDULE and event.model in self._schedules:
-            yield self._hit(event, SCHEDULE, self._schedules[event.model])
+        if event.kind == SCHEDULE:
+            if event.model in self._schedules:
+                yield self._hit(event, SCHEDULE, self._schedules[event.model])
             return
         owners = [self._owner[o] for o in event.optimizers if o in self._owner]
-        if not owners or event.kind in (SCHEDULE, SCALE):
+        waiting = [window for window in self._windows.values() if window]
+        if event.kind in (SCALE, UPDATE):
+            in_loss = waiting and waiting[-1][-1].fact("in_loss")
+            if (event.kind == SCALE and in_loss) or (event.scaler or "") in self._scalers:
+                yield self._hit(event, SCALE if event.kind == SCALE else UNSCALE, None)
             return
-        waits = bool(self._windows.get(owners[0].model or ""))
-        if event.kind == CLIP and (not waits or self._is_open):
+        if not owners and (self._owner or self._is_stock or not waiting):
             return
-        if event.kind == ZERO_GRAD and not waits:
+        if event.kind == ZERO_GRAD and not waiting:
             return
+        if event.kind == CLIP and self._is_open:
+            return
+        if event.scaler and event.kind in (STEP, UNSCALE):
+            self._scalers.add(event.scaler)
         kind = UNSCALE if event.kind == STEP and event.scaler else event.kind
-        yield self._hit(event, kind, owners[0])
+        if kind == CLIP and not waiting:
+            kind = ENGINE_STEP
+        yield self._hit(event, kind, owners[0] if owners else None)
 
-    def _hit(self, event: Event, kind: str, engine: Event | None) -> Hit:
+    def _hit(self, where: Event | Place, kind: str, engine: Event | None) -> Hit:
         text, remedy = _TEXTS[kind]
-        return Hit(event, (engine, "the engine"), text=text, remedy=remedy)
+        return Hit(where, (engine, "the engine"), text=text, remedy=remedy)
