@@ -353,8 +353,10 @@ class Ledger:
     def _left(self, event: Event) -> None:
         for scale in self._scales.values():
             for optimizer in scale.stages:
-                if scale.stage(optimizer) == UNSCALED:
-                    scale.left.setdefault(optimizer, event)
+                known = scale.left.get(optimizer)
+                is_first = known is None or known.fact("raised")
+                if scale.stage(optimizer) == UNSCALED and is_first:
+                    scale.left[optimizer] = event
 
     def _opaque(self, event: Event) -> None:
         self.opaque = True

@@ -162,6 +162,8 @@ class Machine:
     def emit(self, kind: str, node: ast.AST | Place, **fields: Any) -> None:
         """Record an event at `node`."""
         state, facts = self.state, fields.get("facts", {})
+        if kind == e.WEIGHTS and facts["models"] <= state.frozen:
+            return  # autocast keeps no casts of what needs no gradients
         if kind == state.fails_in:
             state.fails_in = ""
             state.decisions_before_backward = -1

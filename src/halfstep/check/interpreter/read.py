@@ -176,7 +176,8 @@ def _instance(machine: Machine, scope: Scope, owner: ast.ClassDef) -> Instance:
             raise
         except LEAVES:
             pass
-        machine.path.events.clear()  # nobody knows what came between it and the method
+        events = machine.path.events  # nobody knows what came between it and the method
+        events[:] = [event for event in events if event.kind == e.LOAD]
     return instance
 
 

@@ -96,11 +96,21 @@ class Statements:
         """``if self.scaler is not None: self.scaler.load_state_dict(...)``, where it is None."""
         for call in _loads(node.body):
             owner = ast.unparse(call.func.value)  # type: ignore[attr-defined]
-            named = (n for n in ast.walk(node.test) if isinstance(n, ast.Attribute))
+            named = (n for n in ast.walk(node.test) if isinstance(n, (ast.Attribute, ast.Name)))
             test = next((n for n in named if ast.unparse(n) == owner), None)
+            if isinstance(test, ast.Name) and not self._should_be_there(test):
+                continue
             if test is not None and self._machine.evaluate(test, scope).is_none(self._machine):
                 facts = {"missed": True, "variable": owner}
                 self._machine.emit(e.LOAD, call, facts=facts)
+
+    def _should_be_there(self, node: ast.Name) -> bool:
+        """Whether a scaler that is not given to a function has a state that waits for it."""
+        functions = self._machine.state.frame.functions
+        given = functions and any(
+            isinstance(n, ast.arg) and n.arg == node.id for n in ast.walk(functions[-1].args)
+        )
+        return not given or self._machine.saves_scaler()
 
     def _match(self, node: ast.Match, scope: Scope) -> None:
         subject = self._machine.evaluate(node.subject, scope)
@@ -129,7 +139,8 @@ class Statements:
             except Raised:
                 if not node.handlers:
                     raise
-                self.run((handlers or node.handlers)[0].body, scope)
+                with state.entered_branch(chosen=fails):
+                    self.run((handlers or node.handlers)[0].body, scope)
                 return
             finally:
                 state.fails_in = ""

@@ -285,6 +285,11 @@ class Module:
             self._acting = _callers(own, inventory.called)
         return self._acting
 
+    def has_acting_methods(self, name: str) -> bool:
+        """Whether something can happen in a method of a class at the top of the file."""
+        classes = (n for n in self.index().get(name, ()) if isinstance(n, ast.ClassDef))
+        return any(self.acts(item) for node in classes for item in node.body)
+
     def called_names(self, node: ast.Try) -> set[str]:
         """What the body of a statement calls."""
         return {name for statement in node.body for name in called_names(statement)}

@@ -53,7 +53,7 @@ class Project:
 
     def acts(self, module: Module, name: str, depth: int = 3) -> bool:
         """Whether a function or class can make events, itself or in what it calls elsewhere."""
-        if name in module.acting():
+        if name in module.acting() or module.has_acting_methods(name):
             return True
         key = (module.path, name)
         if depth and key not in self._acting:

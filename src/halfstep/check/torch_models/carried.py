@@ -27,6 +27,7 @@ _SAME_WORDS = """
     vdot add
 """
 _SAME = frozenset(_SAME_WORDS.split())
+_WITHOUT_SCALE = frozenset(["sign", "sgn", "argmax", "normalize", "isfinite", "isnan", "item"])
 
 
 class Carried(Value):
@@ -66,7 +67,9 @@ class Carried(Value):
         call.evaluate_all()
         if name in _SAME:
             return self
-        return Penalty(self.place, NOBODY, run) if self.place else run.unknown()
+        if self.place is None or name in _WITHOUT_SCALE:
+            return run.unknown()
+        return Penalty(run.state.module.place(call.node), NOBODY, run)
 
 
 class Penalty(Unknown):
@@ -97,7 +100,7 @@ def _gradient(owner: Unknown, run: Run) -> Value | None:
         return Grad(frozenset([owner.region])) if owner.path else None
     if state.carrying is None or state.module.is_model(owner.name):
         return None
-    return Carried(state.carrying)
+    return Carried(state.carrying, state.carried_from)
 
 
 def product(values: list[Value]) -> Scaled | Carried | None:
@@ -139,8 +142,11 @@ def _combined(op: ast.operator, left: Value, right: Value, run: Run) -> Value | 
     models = NOBODY.union(*(side.models for side in sides))
     if any(isinstance(side, ScaleRead) for side in sides):  # the scale is taken out again
         return run.unknown(models=models)
-    if any(isinstance(side, Penalty) for side in sides):
+    ratio = isinstance(op, ast.Div) and left.carries_scale and right.carries_scale
+    if any(isinstance(side, Penalty) for side in sides) and not ratio:
         return _penalty(sides, run)
+    if isinstance(op, ast.Div) and left.carries_scale and right.carries_scale:
+        return run.unknown(models=models)  # a ratio
     both = all(isinstance(side, Carried) for side in sides)
     if isinstance(op, ast.Pow) or (both and isinstance(op, ast.Mult)):
         return _penalty(sides, run)
@@ -165,4 +171,7 @@ def _of_torch(function: External, call: Call, run: Run) -> Value | None:
             return None
         run.emit(e.OPAQUE, call.node, scaler=scaled[0].scaler)
         return Carried(scaled[0].scaler, run.state.module.place(call.node))
-    return product(call.all()) if function.last in _SAME else _penalty(call.all(), run)
+    if function.last in _WITHOUT_SCALE:
+        return None
+    made = product(call.all()) if function.last in _SAME else None
+    return made or _penalty(call.all(), run)

@@ -141,8 +141,8 @@ class _Hook:
         if "post_accumulate" in ast.unparse(self._call.node.func):
             given = self._of
         result = run.apply(self._function, Given(self._call.node, [given]))
-        if isinstance(result, (Cleaned, Clipped)):
-            how = "nan" if isinstance(result, Cleaned) else "hook"
+        how = {Cleaned: "nan", Clipped: "hook", Added: "add"}.get(type(result))
+        if how is not None:
             _record_edit(self._call.node, how, self._of.of, run)
 
 
@@ -237,6 +237,12 @@ class Cleaned(Grad):
     __slots__ = ()
 
 
+class Added(Grad):
+    """Gradients and a number that carries no scale."""
+
+    __slots__ = ()
+
+
 class Clipped(Grad):
     """Gradients as they are after a clip, once they are put back."""
 
@@ -295,6 +301,9 @@ def _with_measure(op: ast.operator, left: Value, right: Value, run: Run) -> Valu
     if isinstance(op, ast.Div) and isinstance(right, Norm):
         return Clipped(left.of, []) if isinstance(left, Grad) else new(Coefficient, run)
     for one, other in ((left, right), (right, left)):
+        adds = isinstance(op, (ast.Add, ast.Sub)) and isinstance(other, Const) and other.value
+        if isinstance(one, Grad) and adds:
+            return Added(one.of)
         if isinstance(one, Grad) and isinstance(other, Coefficient):
             return Clipped(one.of, []) if isinstance(op, ast.Mult) else None
         if isinstance(one, (Norm, Coefficient)):

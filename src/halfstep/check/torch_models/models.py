@@ -157,6 +157,16 @@ def _framework_function(call: Call, run: Run) -> Value:
     run.give_up()
 
 
+@methods("*.register_hook", "*.register_post_accumulate_grad_hook")
+def _hook(owner: Unknown, call: Call, run: Run) -> Value | None:
+    """``model.head.weight.register_hook(f)``: of a parameter, by its name."""
+    if owner.name not in ("weight", "bias"):
+        call.evaluate_all()
+        return run.unknown()
+    name = ast.unparse(call.node.func).rpartition(".")[2]
+    return Params(frozenset([owner.region])).method(name, call, run)
+
+
 @methods("*.detach")
 def _detach(owner: Unknown, call: Call, run: Run) -> Value:
     return run.unknown(owner.name)
@@ -204,7 +214,7 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
     if name == "load_state_dict" or (name in IN_PLACE and owner.path):
         changed(owner, call, run)
     models = NOBODY.union(owner.models, *(v.models for v in values)) | inside(given)
-    if not no_grad and owner.name not in ("torch", "np"):
+    if not no_grad and not owner.models and owner.name not in ("torch", "np"):
         models |= {owner.root}
     result = run.unknown(name, NOBODY if no_grad else models)
     return result if makes_new(name) else result.made_by(f".{name}()", [owner, *values])

@@ -213,6 +213,9 @@ def _any(call: Call, run: Run) -> Value | None:
 def _sum(call: Call, run: Run) -> Value | None:
     """``sum(p.grad is not None for p in ...)``: of answers that are known."""
     value = call.first()
+    carried = next((part for part in flat([value]) if part.carries_scale), None)
+    if carried is not None:
+        return carried
     items = [value.each] if isinstance(value, Repeated) else getattr(value, "items", None)
     found = [i.value for i in items or () if isinstance(i, Const) and type(i.value) is bool]
     if items and len(found) == len(items):

@@ -150,6 +150,7 @@ def backward(node: ast.AST, models: Models, scaler: str | None, run: Run) -> Non
     """Record a backward pass of a loss that depends on `models`."""
     models -= run.state.frozen
     run.state.carrying = scaler
+    run.state.carried_from = run.state.module.place(node)
     run.emit(e.BACKWARD, node, scaler=scaler, facts={"models": models or None})
     if scaler is not None:
         for hook in run.state.hooks:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from halfstep.check.source.module import Module
     from halfstep.check.values.numbers import Loop
     from halfstep.check.values.run import Run
+    from halfstep.rules.events import Place
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -71,6 +72,7 @@ class PathState:
         has_failed: Whether something has raised: once is enough on one path.
         fails_in: The kind of event that raises when it comes next; empty for none.
         step_functions: Definitions that were running at the last step.
+        carried_from: The place of the last backward.
         carrying: The scaler whose scale the last backward had.
         optimizers: Name to the regions of the parameters, ``None`` if nobody knows them.
         trained: Modules that a backward has reached.
@@ -100,6 +102,7 @@ class PathState:
     fails_in: str = ""
     step_functions: tuple[FunctionNode, ...] = ()
     carrying: str | None = None
+    carried_from: Place | None = None
     optimizers: dict[str, Models | None] = field(default_factory=dict)
     trained: set[Hashable] = field(default_factory=set)
     averages: set[Hashable] = field(default_factory=set)

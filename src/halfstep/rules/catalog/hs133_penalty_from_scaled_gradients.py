@@ -13,8 +13,9 @@ _LOOP = """\
 for x, y in batches:
     x.requires_grad_()
     loss = loss_of(x, y)
-    (g,) = torch.autograd.grad({loss}, x, create_graph=True){mark}
-    scaler.scale(loss + g.square().mean()).backward()
+    (g,) = torch.autograd.grad({loss}, x, create_graph=True)
+    penalty = g.square().mean(){mark}
+    scaler.scale(loss + penalty).backward()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
@@ -33,7 +34,7 @@ class PenaltyFromScaledGradients(OrderRule):
     severity = "error"
     readers = "L"
     listens = (SCALE,)
-    message = "these gradients carry the loss scale, and a term of the next loss is made of them."
+    message = "this is made of gradients that carry the loss scale, and the next loss of this."
     remedy = "divide them by {scaler}.get_scale() before the penalty is computed."
     bad = SETUP + _LOOP.format(loss="scaler.scale(loss)", mark="  # <- HS133")
     good = SETUP + _LOOP.format(loss="loss", mark="")
