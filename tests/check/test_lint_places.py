@@ -17,7 +17,7 @@ from halfstep.rules import registry
 from lint_kinds import executed, gaps_beside, programs
 
 RULES = registry.select()
-CASES = programs.cases_of("places")
+CASES = programs.named(programs.kinds_of("places"))
 MARK = re.compile(r"# (<-|<=) (HS\d+)(?:: (.+))?$")
 # What names have that no program has: of an object (`scaler@11`), of a scope, of a place.
 INTERNAL = re.compile(r"\w@\d|<locals>|<listcomp>|<module>|0x[0-9a-f]{6}")
