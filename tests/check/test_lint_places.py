@@ -17,7 +17,7 @@ from halfstep.rules import registry
 from lint_kinds import executed, gaps_beside, programs
 
 RULES = registry.select()
-CASES = programs.cases_of("places")
+CASES = programs.named(programs.kinds_of("places"))
 MARK = re.compile(r"# (<-|<=) (HS\d+)(?:: (.+))?$")
 # What names have that no program has: of an object (`scaler@11`), of a scope, of a place.
 INTERNAL = re.compile(r"\w@\d|<locals>|<listcomp>|<module>|0x[0-9a-f]{6}")
@@ -65,3 +65,8 @@ def test_finding_speaks_the_names_of_the_program(name: str, tmp_path: Path) -> N
 def test_finding_of_any_kind_speaks_the_names_of_the_program(tmp_path: Path) -> None:
     texts = [text for text in programs.CASES.values() if not text.startswith("# file")]
     assert [said for text in texts for said in internal_names(tmp_path, text)] == []
+
+
+@pytest.mark.parametrize("name", [name for name, text in CASES.items() if "# <- HS" not in text])
+def test_program_that_closes_its_windows_trains_right(name: str, tmp_path: Path) -> None:
+    assert executed.faults(CASES[name], tmp_path) == []

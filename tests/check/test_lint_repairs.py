@@ -16,7 +16,7 @@ from halfstep.rules import registry
 from lint_kinds import executed, gaps_beside, programs
 
 RULES = registry.select()
-CASES = programs.cases_of("repairs")
+CASES = programs.named(programs.kinds_of("repairs"))
 WHOLE = [name for name in CASES if name.startswith("repaired whole")]
 START, NUM_BATCHES = 2.0**10, 3
 ONE_FILE = [n for n, text in programs.CASES.items() if not text.startswith("# file")]

@@ -1,10 +1,13 @@
 """Programs by kind: what the linter has to say of each, and that running them agrees.
 
-Each file holds ``KINDS``: kind to member to program. A line that is wrong ends with its code, as in
-``# <- HS108``; a program without such a mark is correct and gets no error, no warning and no HS109.
-A program of several files begins each with ``# file: name.py``.
+A line that is wrong ends with its code, as in ``# <- HS108``; a program without such a mark is
+correct and gets no error, no warning and no HS109. A program of several files begins each with
+``# file: name.py``. In a text file ``kind: name`` begins a kind and ``=== name`` a member.
 
-* `asked_twice`, `choices`: one question with one answer.
-* `gaps`: what the linter does not yet say right; `proposed`: rules that do not exist yet.
-* `executed`: runs them.
+* `programs`: reads ``programs/*.txt`` (kinds), ``repairs/*.txt`` (checkpoints before their repair)
+  and ``places/*.txt`` (lines and words of findings).
+* `asked_twice`: one question with one answer, in every form and shape.
+* `executed`: runs a program at several loss scales, and says what is wrong with it.
+* `proposed`: rules that do not exist yet, as they would be written.
+* `gaps`, `gaps_asked_twice`, `gaps_beside`: what the linter does not yet get right.
 """

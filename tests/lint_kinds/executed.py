@@ -195,6 +195,44 @@ def run(text: str, on: bool = True, scale: float = FEW, folder: Path | None = No
     return trial
 
 
+@contextmanager
+def _cleared_by_steps() -> Iterator[None]:
+    """Every step of an optimizer drops the gradients that it used."""
+
+    def clear(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+    handle = optimizers_of_torch.register_optimizer_step_post_hook(clear)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def uses_gradients_twice(text: str, folder: Path | None) -> bool:
+    """Whether a program ends elsewhere if each step clears; no, if it looks at them afterwards.
+
+    The loss scale is 1: what a step has unscaled counts in the next window as much as it did.
+    """
+    left = run(text, True, 1.0, folder)
+    with _cleared_by_steps():
+        right = run(text, True, 1.0, folder)
+    return right.error is None and not _alike(left.weights, right.weights)
+
+
+def clears_too_early(text: str, folder: Path | None) -> bool:
+    """Whether a program ends elsewhere if nothing but a step clears."""
+    left = run(text, folder=folder)
+    with (
+        _cleared_by_steps(),
+        mock.patch.object(torch.optim.Optimizer, "zero_grad"),
+        mock.patch.object(nn.Module, "zero_grad"),
+    ):
+        return not _alike(left.weights, run(text, folder=folder).weights)
+
+
 def clip_is_idle(text: str, folder: Path | None) -> bool:
     """Whether a program ends alike with its clips and without."""
     with ExitStack() as stack:
@@ -243,13 +281,13 @@ def _modules(name: str, names: dict[str, Any]) -> Iterator[None]:
     module = types.ModuleType(name)
     vars(module).update(names)
     package = name.rpartition(".")[0]
-    if package:
-        sys.modules.setdefault(package, types.ModuleType(package))
-    sys.modules[name] = module
+    made = {name: module, **({package: types.ModuleType(package)} if package else {})}
+    sys.modules.update(made)
     try:  # not by `mock.patch.dict`, which would forget what is imported meanwhile
         yield
     finally:
-        del sys.modules[name]
+        for each in made:
+            del sys.modules[each]
 
 
 @contextmanager
@@ -293,14 +331,8 @@ def _memory_runs_out_once() -> Iterator[None]:
         yield
 
 
-def faults(text: str, folder: Path | None = None, clips: bool = False) -> list[str]:
-    """What is wrong with a program, as running it shows.
-
-    Args:
-        text: The program.
-        folder: Where it may write.
-        clips: Whether to ask, too, that its clips do something.
-    """
+def faults(text: str, folder: Path | None = None) -> list[str]:
+    """What is wrong with a program that may write in `folder`, as running it shows."""
     few, many, off = (
         run(text, on, scale, folder) for on, scale in ((True, FEW), (True, MANY), (False, FEW))
     )
@@ -318,8 +350,8 @@ def faults(text: str, folder: Path | None = None, clips: bool = False) -> list[s
     )
     if "cache_enabled" not in text and not _alike(few.weights, fresh.weights):
         found.append("depends on the cache of autocast")
-    if clips and clip_is_idle(text, folder):
-        found.append("clips nothing")
+    if uses_gradients_twice(text, folder):
+        found.append("uses gradients twice")
     return found
 
 

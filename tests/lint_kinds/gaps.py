@@ -197,6 +197,7 @@ GAPS: dict[str, dict[str, str]] = {
     "island of another file": {
         "module of another file": "nothing",
         "method, module of another file": "nothing",
+        "product, module of another file": "nothing",
     },
     "island whose caller has the autocast": {
         "operator": "nothing",

@@ -1,4 +1,4 @@
-"""The programs of all kinds, out of ``programs/*.txt`` and of `asked_twice`."""
+"""The programs of all kinds, out of text files and of `asked_twice`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def read(path: Path) -> dict[str, dict[str, str]]:
     return kinds
 
 
-def cases_of(folder: str) -> dict[str, str]:
-    """Programs of a folder by ``kind / member``."""
+def kinds_of(folder: str) -> dict[str, dict[str, str]]:
+    """Kind to member to program, of all files in a folder."""
     kinds: dict[str, dict[str, str]] = {}
     for path in sorted((FOLDER / folder).glob("*.txt")):
         kinds |= read(path)
-    return named(kinds)
+    return kinds
 
 
 def named(kinds: dict[str, dict[str, str]]) -> dict[str, str]:
@@ -49,4 +49,5 @@ def with_gaps(names: Iterable[str], gaps: dict[str, list[str]]) -> list[Any]:
     return [pytest.param(name, marks=[mark] if name in known else []) for name in names]
 
 
-CASES = named(asked_twice.KINDS) | cases_of("programs")
+KINDS = asked_twice.KINDS | kinds_of("programs")
+CASES = named(KINDS)
