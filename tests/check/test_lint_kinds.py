@@ -13,19 +13,21 @@ import pytest
 
 from halfstep.check.linter import check_paths
 from halfstep.rules import registry
-from lint_kinds import executed, gaps, gaps_asked_twice, programs, proposed
+from lint_kinds import executed, gaps, programs
 
 CASES = programs.CASES
-GAPS = gaps.GAPS | gaps_asked_twice.GAPS
+GAPS = gaps.GAPS
 SCRIPTS = re.compile("^two stages|notebook|script")
 MARK = re.compile(r"# <- (HS\d+)$")
 # What these say needs a skip, a resume or a person that reads, not another scale, to be seen.
 UNSEEN = {
     *("HS106", "HS109", "HS110", "HS111", "HS112", "HS117", "HS118", "HS130"),
-    *("HS136", "HS138", "HS210", "HS214", "HS303"),
+    *("HS210", "HS214", "HS216", "HS303"),
 }
 # Of these, what trains as it should as long as no step is skipped.
-AT_A_SKIP = UNSEEN - {"HS112", "HS136", "HS138"}
+AT_A_SKIP = UNSEEN - {"HS112"}
+# Kinds whose fault is the speed of a schedule or the size of a loss, which no run here shows.
+UNSHOWN_KINDS = ("engine and a step of its schedule", "engine and a divided loss")
 # Wrong in a way that no run here shows.
 UNSHOWN = {
     "cleared in every micro-batch / by hand",
@@ -80,7 +82,8 @@ def codes_of(text: str) -> set[str]:
 
 
 RIGHT = [name for name, text in CASES.items() if codes_of(text) <= AT_A_SKIP]
-WRONG = [n for n, text in CASES.items() if codes_of(text) - UNSEEN and n not in UNSHOWN]
+SHOWN = [n for n in CASES if n not in UNSHOWN and not n.startswith(UNSHOWN_KINDS)]
+WRONG = [n for n in SHOWN if codes_of(CASES[n]) - UNSEEN]
 
 
 @pytest.mark.parametrize("name", cases())
@@ -143,13 +146,3 @@ def test_gaps_are_cases() -> None:
     names = [f"{kind} / {member}" for kind, members in GAPS.items() for member in members]
     names = [re.sub(", (main|all) named$", "", name) for name in names]
     assert [name for name in names if name not in CASES] == []
-
-
-@pytest.mark.parametrize("code", proposed.PROPOSED)
-def test_rule_that_was_proposed_keeps_its_name_and_severity(code: str) -> None:
-    proposal = proposed.PROPOSED[code]
-    made = [rule for rule in RULES if proposal.name == rule.name or code == rule.code]
-    assert all(
-        (r.code, r.name, r.severity) == (code, proposal.name, proposal.severity) for r in made
-    )
-    assert any(code in codes_of(text) for text in CASES.values())

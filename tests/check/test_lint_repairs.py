@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from halfstep.check.repair.fix import fix_data
 from halfstep.check.linter import check_text
+from halfstep.check.repair.fix import fix_data
 from halfstep.rules import registry
 from lint_kinds import executed, gaps_beside, programs
 

@@ -8,6 +8,5 @@ correct and gets no error, no warning and no HS109. A program of several files b
   and ``places/*.txt`` (lines and words of findings).
 * `asked_twice`: one question with one answer, in every form and shape.
 * `executed`: runs a program at several loss scales, and says what is wrong with it.
-* `proposed`: rules that do not exist yet, as they would be written.
-* `gaps`, `gaps_asked_twice`, `gaps_beside`: what the linter does not yet get right.
+* `gaps`, `gaps_beside`: what the linter does not yet get right.
 """

@@ -39,46 +39,20 @@ DAMAGED: dict[str, list[str]] = {}
 # Findings that stand on another line.
 MISPLACED: dict[str, list[str]] = {
     "HS112 stands on the way out": [
-        "continue",
-        "return of a helper",
-        "return of a method",
-        "branch that has no step",
-        "else that only counts",
-        "exception that is swallowed",
         "cleared, then continue",
     ],
 }
 # Findings that do not name the other line or the remedy.
 UNTOLD: dict[str, list[str]] = {
-    "HS112 stands on the way out": [
-        "continue",
-        "return of a helper",
-        "return of a method",
-        "branch that has no step",
-        "else that only counts",
-        "exception that is swallowed",
-    ],
     "HS107 with the remedy that fits": [
-        "step without the scaler, attributes",
-        "the second of two scalers",
         "stepped twice",
-        "gradients of a discriminator that the generator's loss left",
         "in a helper with names of its own",
-    ],
-    "the other line beside it": [
-        "HS117 names the scaler",
     ],
     "scalers without a name of their own": [
         "entry of a dict",
-        "element of a list",
         "attribute of another object",
         "checkpoint",
     ],
 }
 # Findings with internal names.
-UNNAMED: dict[str, list[str]] = {
-    "scalers without a name of their own": [
-        "entry of a dict",
-        "element of a list",
-    ],
-}
+UNNAMED: dict[str, list[str]] = {}

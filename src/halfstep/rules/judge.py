@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from halfstep.rules.rule import Hit, OrderRule, Rule
 
 if TYPE_CHECKING:
     from halfstep.records.finding import Finding
+
+_MARKS = re.compile(r"(?<=\w)@\d+(#\d+)?|(?<=\w)#\d+\b")
 
 
 class Judge:
@@ -100,6 +103,11 @@ def hits_of(
         refuted |= judge_.refuted()
 
 
+def _in_names(text: str) -> str:
+    """`text` without the marks by which a reader tells objects without a variable apart."""
+    return _MARKS.sub("", text)
+
+
 def finding_of(rule: type[Rule], hit: Hit) -> Finding:
     """The record of a hit."""
     from halfstep.records.finding import Finding, Related  # most files need none
@@ -113,7 +121,7 @@ def finding_of(rule: type[Rule], hit: Hit) -> Finding:
         path=where.path,
         line=where.line,
         column=where.column,
-        message=(hit.message or rule.message).format(**values),
-        remedy=rule.remedy.format(**values),
+        message=_in_names((hit.message or rule.message).format(**values)),
+        remedy=_in_names((hit.remedy or rule.remedy).format(**values)),
         related=tuple(Related(place.path, place.line, text) for place, text in hit.related),
     )

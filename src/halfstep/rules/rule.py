@@ -34,6 +34,7 @@ class Hit:
         values: Fill the ``{fields}`` of the rule's message and remedy.
         severity: Instead of the rule's own, where a variant is milder.
         message: Instead of the rule's own, where a variant needs other words.
+        remedy: Likewise.
         edits: Put it right, if the rule can.
         unless: What refutes the hit, if any way through the program shows it: see
             `OrderRule.refutes`.
@@ -42,7 +43,7 @@ class Hit:
     """
 
     __slots__ = (
-        *("edits", "message", "related", "severity", "unless", "used_by", "values"),
+        *("edits", "message", "related", "remedy", "severity", "unless", "used_by", "values"),
         "where",
     )
 
@@ -52,6 +53,7 @@ class Hit:
         *related: tuple[Event | Place | None, str],
         severity: Severity | None = None,
         message: str | None = None,
+        remedy: str | None = None,
         edits: tuple[Edit, ...] = (),
         used_by: Iterable[Window] = (),
         **values: Any,
@@ -60,6 +62,7 @@ class Hit:
         self.related = [(_place(place), text) for place, text in related if place is not None]
         self.severity = severity
         self.message = message
+        self.remedy = remedy
         self.edits = edits
         self.unless: Hashable = None
         self.used_by = tuple(window.optimizer for window in used_by)

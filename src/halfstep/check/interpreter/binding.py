@@ -10,6 +10,7 @@ from halfstep.check.torch_models.averages import Average
 from halfstep.check.torch_models.optimizers import Optimizer, Schedule
 from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.values.base import Const, Unknown, Value
+from halfstep.check.values.containers import Mapping, Sequence
 from halfstep.check.values.objects import AVERAGE, Instance, Scope
 
 if TYPE_CHECKING:
@@ -63,6 +64,18 @@ class Binding:
         if isinstance(value, Unknown) and AVERAGE.search(last_name(target) or ""):
             state.averages.add(value.root)  # there are as many classes for it as projects
 
+    def _name_items(self, value: Value, target: ast.expr) -> None:
+        """Names for scalers and optimizers, those in lists and dicts included."""
+        text = ast.unparse(target)
+        items: dict[str, Value] = {text: value}
+        if isinstance(value, Mapping):
+            items = {f"{text}[{key!r}]": item for key, item in value.items.items()}
+        elif isinstance(value, Sequence):
+            items = {f"{text}[{i}]": item for i, item in enumerate(value.items)}
+        for name, item in items.items():
+            if isinstance(item, (Scaler, Optimizer, Schedule, Average)):
+                self._machine.state.give_name(item.id, name)
+
     def _is_certain(self, target: ast.expr, scope: Scope) -> bool:
         """Whether a target is only seen where the branch has run."""
         frame = self._machine.state.frame
@@ -77,10 +90,9 @@ class Binding:
     def _named(self, value: Value, target: ast.expr) -> Value:
         """`value` as it is once it has a variable: its name, and what that is used as."""
         name = last_name(target)
+        self._name_items(value, target)
         if name is None:
             return value
-        if isinstance(value, (Scaler, Optimizer, Schedule, Average)):
-            self._machine.state.give_name(value.id, ast.unparse(target))
         if isinstance(value, Unknown) and value.name != name:
             fresh = value.under(name)
             used = self._machine.used_as(fresh)

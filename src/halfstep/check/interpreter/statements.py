@@ -87,9 +87,11 @@ class Statements:
         self._note_missed_load(node, scope)
         if not self._machine.conditions.holds(node.test, scope, not leaves(node.body), acts):
             chosen, other = other, chosen
-        tested = state.num_skip_tests > tests
-        with state.entered_branch(tested, state.num_choices > choices):
+        tested, chose = state.num_skip_tests > tests, state.num_choices > choices
+        with state.entered_branch(tested, chose):
             self.run(chosen, scope)
+        if chose and any(map(module.steps, other)) and not any(map(module.acts, chosen)):
+            self._machine.emit(e.LEFT, chosen[-1] if chosen else node.test)
         state.after_skip_test |= tested and bool(other) and leaves(other)
 
     def _note_missed_load(self, node: ast.If, scope: Scope) -> None:
@@ -139,7 +141,7 @@ class Statements:
             except Raised:
                 if not node.handlers:
                     raise
-                with state.entered_branch(chosen=fails):
+                with state.entered_branch(chosen=True):
                     self.run((handlers or node.handlers)[0].body, scope)
                 return
             finally:

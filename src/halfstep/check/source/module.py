@@ -175,6 +175,10 @@ class Module:
             self._relevant[node] = known
         return known
 
+    def steps(self, node: ast.AST) -> bool:
+        """Whether anything in `node` is called as a step is."""
+        return self.once("steps", node, lambda: "step" in called_names(node))
+
     def acts(self, node: ast.AST) -> bool:
         """Whether anything in `node` can be an event."""
         known = self._acts.get(node)

@@ -95,8 +95,8 @@ class LineBesideEngine(OrderRule):
         *(CLIP, STEP, SCHEDULE, ZERO_GRAD, UNSCALE, SCALE, UPDATE, BACKWARD),
         *(ENGINE, ENGINE_BACKWARD, ENGINE_STEP, ENGINE_DROP, ENGINE_OPEN, ENGINE_CLOSED),
     )
-    message = "{text}"
-    remedy = "{remedy}"
+    message = "halfstep's engine does this itself, and here it is done a second time."
+    remedy = "leave this line out, or give what it does to the engine."
     bad = _SETUP.format(settings="", clip=_CLIP)
     good = _SETUP.format(settings=", max_norm=1.0", clip="")
 
@@ -165,4 +165,4 @@ class LineBesideEngine(OrderRule):
 
     def _hit(self, where: Event | Place, kind: str, engine: Event | None) -> Hit:
         text, remedy = _TEXTS[kind]
-        return Hit(where, (engine, "the engine"), text=text, remedy=remedy)
+        return Hit(where, (engine, "the engine"), message=text, remedy=remedy)
