@@ -1,4 +1,4 @@
-"""Correct programs that use, name or choose between old and new entries of AMP (HS303)."""
+"""Correct programs that enter AMP by old or new names (HS303), alone or with others (HS217)."""
 
 from pattern_head import FORWARD, SCALER, STEP
 
@@ -82,4 +82,17 @@ with autocast():
 """,
 }
 
-SILENT = {"HS303": CURRENT}
+_JOINED = SCALER + "for x, y in loader:\n    with {}:\n        loss = loss_of(x, y)\n" + STEP
+JOINED = {
+    name: _JOINED.format(context)
+    for name, context in {
+        "a comma": 'torch.autocast("cuda"), torch.enable_grad()',
+        "in brackets": '(torch.autocast("cuda"), torch.enable_grad())',
+        "autocast or none": 'amp and torch.autocast("cuda") or nullcontext()',
+        "the last of two": 'amp and torch.autocast("cuda")',
+        "a choice": 'torch.autocast("cuda") if amp else nullcontext()',
+        "a condition inside": 'torch.autocast("cuda", enabled=amp and not evaluates)',
+    }.items()
+}
+
+SILENT = {"HS217": JOINED, "HS303": CURRENT}

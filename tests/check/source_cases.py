@@ -51,10 +51,10 @@ for x, y in loader:
 for x, y in loader:
     optimizer.zero_grad()
     scaler.scale(loss_of(x, y)).backward()
-    scaler.unscale_(optimizer)  # <- HS112
+    scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if not torch.isfinite(norm):
-        continue
+        continue  # <- HS112
     scaler.step(optimizer)
     scaler.update()
 """,

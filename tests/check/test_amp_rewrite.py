@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from halfstep.check.facts import Facts
 from halfstep.check.linter import check_text
-from halfstep.check.module import Module
+from halfstep.check.source.facts import Facts
+from halfstep.check.source.module import Module
 from halfstep.rules import registry
 from halfstep.rules.rule import Edit, SourceRule
 

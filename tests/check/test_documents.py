@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from halfstep.check.documents import open_document
-from halfstep.check.files import Unreadable
-from halfstep.check.fix import fix_data
+from halfstep.check.documents.document import open_document
+from halfstep.check.documents.files import Unreadable
 from halfstep.check.linter import check_source
+from halfstep.check.repair.fix import fix_data
 from halfstep.rules import registry
 
 RULES = registry.select()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from halfstep.check import files, linter
-from halfstep.check.files import source_files
+from halfstep.check import linter
+from halfstep.check.documents import files
+from halfstep.check.documents.files import source_files
 from halfstep.check.linter import check_paths
 from halfstep.rules import registry
 

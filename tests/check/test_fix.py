@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.check.edits import apply
-from halfstep.check.fix import fix_data, write_whole
 from halfstep.check.linter import check_text
+from halfstep.check.repair.edits import apply
+from halfstep.check.repair.fix import fix_data, write_whole
 from halfstep.rules import registry
 from halfstep.rules.events import Place
 from halfstep.rules.rule import Edit, Rule

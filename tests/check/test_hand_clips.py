@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hand_clips import CLIPS, END, NO_CLIPS, program
 
-from halfstep.check.fix import fix_data
 from halfstep.check.linter import check_text
+from halfstep.check.repair.fix import fix_data
 from halfstep.rules import registry
 
 RULES = registry.select(["HS1"])

@@ -14,8 +14,9 @@ import silent_upkeep
 
 from halfstep.check.linter import check_text
 from halfstep.rules import registry
+from halfstep.rules.rule import SourceRule
 
-RULES = registry.select(["HS130", "HS2", "HS3"])
+RULES = [r for r in registry.select(["HS130", "HS2", "HS3"]) if issubclass(r, SourceRule)]
 MODULES = (
     silent_casts,
     silent_checkpoints,

@@ -9,8 +9,9 @@ from pattern_head import FORWARD, HEAD, PLAIN, SCALER, STEP
 
 from halfstep.check.linter import check_text
 from halfstep.rules import registry
+from halfstep.rules.rule import SourceRule
 
-RULES = registry.select(["HS2", "HS3"])
+RULES = [rule for rule in registry.select(["HS2", "HS3"]) if issubclass(rule, SourceRule)]
 _LOOP = "for x, y in loader:\n"
 _AUTOCAST = _LOOP + '    with torch.autocast("cuda"):\n'
 

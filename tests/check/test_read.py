@@ -213,10 +213,10 @@ scaler = torch.amp.GradScaler("cuda")
 for x in loader:
     optimizer.zero_grad()
     scaler.scale(model(x).mean()).backward()
-    scaler.unscale_(optimizer)  # <- HS112
+    scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if not torch.isfinite(norm):
-        continue
+        continue  # <- HS112
     scaler.step(optimizer)
     scaler.update()
 """,

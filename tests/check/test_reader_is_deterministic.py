@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from test_field_depth import DEEP, MEASURE
 
-from halfstep.check.values import Optimizer, Scaler, Schedule, Value
+from halfstep.check.torch_models.optimizers import Optimizer, Schedule
+from halfstep.check.torch_models.scalers import Scaler
+from halfstep.check.values.base import Value
 
 
 @pytest.mark.parametrize(

@@ -312,4 +312,4 @@ def test_file_without_a_training_step_loads_neither_reader_nor_renderer(train: P
     loaded = set(result.stdout.split("loaded ")[1].split())
     assert {"halfstep.check.linter", "halfstep.cli.check"} <= loaded
     assert not any(m.startswith(("halfstep.report", "halfstep.rules.catalog")) for m in loaded)
-    assert "halfstep.check.read" not in loaded
+    assert "halfstep.check.interpreter.read" not in loaded

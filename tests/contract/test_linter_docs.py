@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfstep.check.checklist import CHECKLIST
+from halfstep.check.output.checklist import CHECKLIST
 from halfstep.cli.check import check
 from halfstep.cli.check_options import parser
 from halfstep.rules import registry

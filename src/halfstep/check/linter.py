@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from halfstep.check.files import Unreadable, read_bytes, source_files
-from halfstep.check.module import GATE
-from halfstep.check.reports import FileReport, Report
+from halfstep.check.documents.files import Unreadable, read_bytes, source_files
+from halfstep.check.output.reports import FileReport, Report
 from halfstep.check.settings import Settings
+from halfstep.check.source.leads import Leads
+from halfstep.check.source.module import GATE
 from halfstep.rules.registry import names
 
 if TYPE_CHECKING:
-    from halfstep.check.project import Project
+    from halfstep.check.source.project import Project
     from halfstep.records.finding import Finding
     from halfstep.rules.rule import Rule
 
@@ -36,7 +37,7 @@ def check_paths(
         settings: Of the project.
         jobs: Processes at most; ``None`` for as many as there are cores.
     """
-    settings, report = settings or Settings(), Report()
+    settings, report, leads = settings or Settings(), Report(), Leads(_GATE)
     waiting: list[tuple[str, bool]] = []
     size = 0
     for path, named in source_files(paths, settings.include, settings.excludes):
@@ -46,7 +47,7 @@ def check_paths(
         except Unreadable as problem:
             report.problems.append((path, str(problem), named))
             continue
-        if _GATE.search(data):  # the others have nothing to say, and are not even parsed
+        if _GATE.search(data) or leads.leads(path, data):  # the others are not even parsed
             waiting.append((path, named))
             size += len(data)
         elif named:
@@ -97,7 +98,7 @@ def check_text(
     Raises:
         Unreadable: It is not Python.
     """
-    from halfstep.check.documents import Piece
+    from halfstep.check.documents.document import Piece
     from halfstep.check.inspect import inspect_piece
 
     report, part = Report(), FileReport()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from typing import Any
 
-from halfstep.check.files import INCLUDED
+from halfstep.check.documents.files import INCLUDED
 from halfstep.records.errors import BadValueError
 
 _LISTS = ("select", "ignore", "exclude", "include")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from halfstep.check.inspect import inspect_file
-from halfstep.check.project import Project
-from halfstep.check.reports import FileReport
+from halfstep.check.output.reports import FileReport
+from halfstep.check.source.project import Project
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext

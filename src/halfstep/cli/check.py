@@ -14,7 +14,7 @@ from halfstep.records.errors import BadValueError
 from halfstep.rules.registry import load, select
 
 if TYPE_CHECKING:
-    from halfstep.check.reports import Report
+    from halfstep.check.output.reports import Report
     from halfstep.records.source_finding import SourceFinding
     from halfstep.rules.rule import Rule
 
@@ -92,7 +92,7 @@ def _stdin(
     report = check_source(name, data, rules, settings)
     if not repair:
         return report, sys.stdout
-    from halfstep.check.fix import fix_data
+    from halfstep.check.repair.fix import fix_data
     from halfstep.cli.check_output import write_diff
 
     fixed = fix_data(name, data, rules, settings, options.unsafe_fixes)
@@ -109,7 +109,7 @@ def _repaired(
     report: Report, options: argparse.Namespace, rules: Sequence[type[Rule]], settings: Settings
 ) -> Report:
     """The report after repairs, or the same one where they are only shown."""
-    from halfstep.check.fix import fix_report, write_whole
+    from halfstep.check.repair.fix import fix_report, write_whole
     from halfstep.cli.check_output import write_diff
 
     unwritten: list[tuple[str, str, bool]] = []

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from halfstep.check.fix import Fixed
-    from halfstep.check.reports import Report
+    from halfstep.check.output.reports import Report
+    from halfstep.check.repair.fix import Fixed
     from halfstep.records.source_finding import SourceFinding
     from halfstep.rules.rule import Rule
 
@@ -53,7 +53,7 @@ def write_diff(path: str, fixed: Fixed) -> None:
     """Print what repairs would change."""
     import difflib
 
-    from halfstep.check.files import decode
+    from halfstep.check.documents.files import decode
 
     old, new = (decode(data)[0].splitlines(keepends=True) for data in (fixed.old, fixed.new))
     for line in difflib.unified_diff(old, new, f"a/{path}", f"b/{path}"):
@@ -92,7 +92,7 @@ def _checklist(
 ) -> None:
     """Only where something trains in mixed precision."""
     if report.seen:
-        from halfstep.check.checklist import answers
+        from halfstep.check.output.checklist import answers
 
         run = {rule.code for rule in rules}
         for text, answer in answers(report.seen, [source.finding for source in shown], run):
@@ -114,7 +114,7 @@ def _last_line(report: Report, shown: list[SourceFinding]) -> str:
 def _json(
     report: Report, shown: list[SourceFinding], options: Namespace, rules: Sequence[type[Rule]]
 ) -> dict[str, object]:
-    from halfstep.check.checklist import answers
+    from halfstep.check.output.checklist import answers
 
     findings = [source.finding for source in shown]
     codes = [finding.code for finding in findings]

@@ -27,6 +27,12 @@ def known_at(source: Source, node: ast.AST) -> dict[str, bool]:
     return known
 
 
+def apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
+    """Whether two nodes stand in different branches of one question: no run sees both."""
+    known, others = known_at(source, one), known_at(source, other)
+    return any(others.get(text, holds) is not holds for text, holds in known.items())
+
+
 def implied(test: ast.expr, holds: bool) -> Iterator[tuple[str, bool]]:
     """What is known of single conditions if `test` holds, or does not."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):

@@ -54,6 +54,11 @@ def is_around(outer: Event, inner: Event) -> bool:
     return len(loops) < len(own) and bool(own[: len(loops)] == loops)
 
 
+def is_deeper(inner: Event, outer: Event) -> bool:
+    """Whether `inner` stands in a branch that the reader chose and `outer` does not."""
+    return (inner.fact("chosen") or 0) > (outer.fact("chosen") or 0)
+
+
 # Construction. SCALER facts: enabled, device, growth_interval, backoff_factor, growth_factor,
 # variable (that holds it, also of SCALE and LOAD). OPTIMIZER facts: eps, fused, name.
 SCALER, OPTIMIZER, SCHEDULE_MADE = "scaler", "optimizer", "schedule made"
@@ -70,9 +75,9 @@ FORWARD, LOSS, SCALE, BACKWARD = "forward", "loss", "scale", "backward"
 
 # Gradients. CLIP facts: how ("norm", "value", "hand"), max_norm (a number, if constant),
 # max_norm_scaled (multiplied by the scale), error_if_nonfinite.
-# EDIT facts: how ("nan": NaN or inf replaced; "add": something without the scale is added;
-# "multiply", "unscale", "set", "zero").
-# ZERO_GRAD facts: set_to_none.
+# EDIT facts: how ("nan": NaN or inf replaced; "hook": changed by a tensor hook, whatever the scale;
+# "add": something without the scale is added; "multiply", "unscale", "set", "zero").
+# ZERO_GRAD facts: set_to_none, unbroken (in source: no choice since the last backward).
 UNSCALE, CLIP, EDIT, ZERO_GRAD = "unscale", "clip", "edit", "zero_grad"
 
 # The update. STEP has a scaler where it goes through one; facts: closure,
@@ -96,6 +101,22 @@ SAVE, LOAD = "save", "load"
 # CAST: parameters to a dtype by hand; facts: dtype, live (of a model in training or of its moving
 # average). EVALUATE: a validation pass.
 CAST, EVALUATE = "cast", "evaluate"
+
+# WEIGHTS: parameters changed in place, outside of an optimizer's step. FORWARD and WEIGHTS facts:
+# of (names of the modules). MEASURED: a norm of gradients, its name in `model`; LOGGED: shown to
+# people. SCALE facts: carried (where gradients in the loss were taken that carry the scale).
+WEIGHTS, MEASURED, LOGGED = "weights", "measured", "logged"
+
+# halfstep's own engine. ENGINE names its optimizers; facts: schedules (names of those it steps),
+# clips. ENGINE_BACKWARD facts: scaled (the loss went through a scaler), divided (text of what the
+# loss is divided by, where that is written in the call). ENGINE_STEP ends a window, ENGINE_DROP
+# throws it away; between ENGINE_OPEN and ENGINE_CLOSED the gradients are the true ones.
+ENGINE, ENGINE_BACKWARD, ENGINE_STEP = "engine", "engine backward", "engine step"
+ENGINE_DROP, ENGINE_OPEN, ENGINE_CLOSED = "engine drop", "engine open", "engine closed"
+
+# LEFT: `continue`, `break` or `return` in a branch that the reader chose; facts: raised (an
+# exception of the call instead).
+LEFT = "left"
 
 # A call that the reader could not look into, with a scaler, an optimizer or a scaled loss in it.
 OPAQUE = "opaque"

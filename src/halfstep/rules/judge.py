@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from halfstep.rules import events as e
@@ -12,6 +13,8 @@ from halfstep.rules.rule import Hit, OrderRule, Rule
 
 if TYPE_CHECKING:
     from halfstep.records.finding import Finding
+
+_MARKS = re.compile(r"(?<=\w)@\d+(#\d+)?|(?<=\w)#\d+\b")
 
 
 class Judge:
@@ -57,6 +60,10 @@ class Judge:
             elif waiting:
                 self._held.append((rule, hit, waiting))
 
+    def refuted(self) -> set[Hashable]:
+        """What this path shows against hits of others, see `Hit.unless`."""
+        return set().union(*(rule.refutes for rule in self._rules))
+
     def finish(self) -> Iterator[Finding]:
         """What the rules say at the end of the path."""
         return (finding_of(rule, hit) for rule, hit in self.last_hits())
@@ -78,15 +85,27 @@ class Judge:
 
 def judge(path: Iterable[Event], rules: Iterable[type[Rule]]) -> list[Finding]:
     """All findings of one path, each once."""
-    return list(dict.fromkeys(finding_of(rule, hit) for rule, hit in hits_of(path, rules)))
+    refuted: set[Hashable] = set()
+    hits = list(hits_of(path, rules, refuted))
+    held = ((rule, hit) for rule, hit in hits if hit.unless is None or hit.unless not in refuted)
+    return list(dict.fromkeys(finding_of(rule, hit) for rule, hit in held))
 
 
-def hits_of(path: Iterable[Event], rules: Iterable[type[Rule]]) -> Iterator[tuple[type[Rule], Hit]]:
-    """All hits of one path."""
+def hits_of(
+    path: Iterable[Event], rules: Iterable[type[Rule]], refuted: set[Hashable] | None = None
+) -> Iterator[tuple[type[Rule], Hit]]:
+    """All hits of one path; what it refutes of others is added to `refuted`."""
     judge_ = Judge(rules)
     for event in path:
         yield from judge_.hits(event)
     yield from judge_.last_hits()
+    if refuted is not None:
+        refuted |= judge_.refuted()
+
+
+def _in_names(text: str) -> str:
+    """`text` without the marks by which a reader tells objects without a variable apart."""
+    return _MARKS.sub("", text)
 
 
 def finding_of(rule: type[Rule], hit: Hit) -> Finding:
@@ -102,7 +121,7 @@ def finding_of(rule: type[Rule], hit: Hit) -> Finding:
         path=where.path,
         line=where.line,
         column=where.column,
-        message=(hit.message or rule.message).format(**values),
-        remedy=rule.remedy.format(**values),
+        message=_in_names((hit.message or rule.message).format(**values)),
+        remedy=_in_names((hit.remedy or rule.remedy).format(**values)),
         related=tuple(Related(place.path, place.line, text) for place, text in hit.related),
     )

@@ -114,6 +114,7 @@ class Scale:
         checks: Unscales and steps since the last update that looked at gradients.
         stages: Optimizer to stage and the event that brought it there, as torch keeps it.
         abandoned: Optimizer to what cleared its gradients while it was unscaled.
+        left: Optimizer to the way out of a branch that was taken while it was unscaled.
         early: Optimizers whose gradients carried the scale at the last update.
         idle: Optimizers that were unscaled while nothing waited for a step.
         known: ``False`` after a call nobody could look into, until the next update.
@@ -127,6 +128,7 @@ class Scale:
         "epoch",
         "idle",
         "known",
+        "left",
         "stages",
         "update",
         "used",
@@ -140,6 +142,7 @@ class Scale:
         self.checks: list[Event] = []
         self.stages: dict[str, tuple[str, Event]] = {}
         self.abandoned: dict[str, Event] = {}
+        self.left: dict[str, Event] = {}
         self.early: set[str] = set()
         self.idle: set[str] = set()
         self.known = True
@@ -147,6 +150,11 @@ class Scale:
     def stage(self, optimizer: str) -> str:
         """``"ready"``, ``"unscaled"`` or ``"stepped"``; ready where nobody can know."""
         return self.stages[optimizer][0] if optimizer in self.stages and self.known else READY
+
+    def has_raised(self, optimizer: str) -> bool:
+        """Whether an exception left the window of `optimizer` unscaled."""
+        left = self.left.get(optimizer)
+        return left is not None and bool(left.fact("raised"))
 
     def reached(self, optimizer: str) -> Event:
         """What brought `optimizer` to its stage."""
@@ -185,6 +193,7 @@ class Ledger:
             e.ZERO_GRAD: self._zero_grad,
             e.SKIP_TEST: self._skip_test,
             e.OPAQUE: self._opaque,
+            e.LEFT: self._left,
         }
 
     def window(self, optimizer: str) -> Window:
@@ -321,6 +330,7 @@ class Ledger:
         scale.early = self.early(event.scaler)
         scale.stages = {}
         scale.abandoned = {}
+        scale.left = {}
         scale.idle = set()
         scale.known = True
 
@@ -339,6 +349,14 @@ class Ledger:
     def _skip_test(self, event: Event) -> None:
         for window in self._windows.values():
             window.skip_known = True
+
+    def _left(self, event: Event) -> None:
+        for scale in self._scales.values():
+            for optimizer in scale.stages:
+                known = scale.left.get(optimizer)
+                is_first = known is None or known.fact("raised")
+                if scale.stage(optimizer) == UNSCALED and is_first:
+                    scale.left[optimizer] = event
 
     def _opaque(self, event: Event) -> None:
         self.opaque = True

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from halfstep.rules.branches import apart
 from halfstep.rules.source import LOW, Source
 from halfstep.rules.syntax import argument, body_of, dotted, inside, last, reads, receiver, targets
 
@@ -58,6 +59,7 @@ def low_weights(source: Source) -> list[LowWeights]:
         scope = _scope(source, where, model)
         owned = [c for c, name in optimizers if name == model and _scope(source, c, model) is scope]
         owned = [c for c in owned if _trains_after(source, where, c)]
+        owned = [c for c in owned if not apart(source, where, c)]
         if owned and not _undone(source, model, scope) and not source.is_inference(cast):
             sure = _is_sure(source, cast) and _is_sure(source, where)
             found.append(LowWeights(cast, " or ".join(sorted(dtypes)), model, owned[0], sure))

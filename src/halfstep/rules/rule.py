@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from halfstep.rules.events import Event, Place
@@ -34,12 +34,18 @@ class Hit:
         values: Fill the ``{fields}`` of the rule's message and remedy.
         severity: Instead of the rule's own, where a variant is milder.
         message: Instead of the rule's own, where a variant needs other words.
+        remedy: Likewise.
         edits: Put it right, if the rule can.
+        unless: What refutes the hit, if any way through the program shows it: see
+            `OrderRule.refutes`.
         used_by: Optimizers whose gradients are spoilt. The hit counts once one of them steps:
             gradients that are cleared before that do no harm. Empty where it counts at once.
     """
 
-    __slots__ = ("edits", "message", "related", "severity", "used_by", "values", "where")
+    __slots__ = (
+        *("edits", "message", "related", "remedy", "severity", "unless", "used_by", "values"),
+        "where",
+    )
 
     def __init__(
         self,
@@ -47,6 +53,7 @@ class Hit:
         *related: tuple[Event | Place | None, str],
         severity: Severity | None = None,
         message: str | None = None,
+        remedy: str | None = None,
         edits: tuple[Edit, ...] = (),
         used_by: Iterable[Window] = (),
         **values: Any,
@@ -55,7 +62,9 @@ class Hit:
         self.related = [(_place(place), text) for place, text in related if place is not None]
         self.severity = severity
         self.message = message
+        self.remedy = remedy
         self.edits = edits
+        self.unless: Hashable = None
         self.used_by = tuple(window.optimizer for window in used_by)
         self.values = values
 
@@ -93,6 +102,13 @@ class OrderRule(Rule):
     """A rule over events: a small state machine, one instance per program path."""
 
     listens: ClassVar[tuple[str, ...]]
+
+    @property
+    def refutes(self) -> set[Hashable]:
+        """What this path shows that refutes hits of others, which wait for it."""
+        if not hasattr(self, "_refutes"):
+            self._refutes: set[Hashable] = set()
+        return self._refutes
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         """What is wrong with `event`, given the state before it."""

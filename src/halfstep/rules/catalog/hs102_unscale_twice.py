@@ -54,9 +54,13 @@ for x, y in batches:
             if scale.stage(optimizer) != UNSCALED:
                 continue
             first, window = scale.reached(optimizer), ledger.window(optimizer)
-            if optimizer in scale.abandoned and (window.parts or not window.known):
+            dropped = optimizer in scale.abandoned and (window.parts or not window.known)
+            if dropped and not scale.has_raised(optimizer):
                 continue  # HS112 speaks of the window that was dropped
-            if window.known and window.scaled():  # the first came too early: it is the one to go
+            raised = scale.has_raised(optimizer)
+            if (
+                window.known and window.scaled() and not raised
+            ):  # the first came too early: it is the one to go
                 yield Hit(first, (event, "unscaled again"))
             else:
                 yield Hit(event, (first, "unscaled before"))

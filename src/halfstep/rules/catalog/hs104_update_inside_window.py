@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import STEP, UNSCALE, UPDATE, Event
+from halfstep.rules.events import BACKWARD, STEP, UNSCALE, UPDATE, ZERO_GRAD, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -20,7 +20,7 @@ class UpdateInsideWindow(OrderRule):
     """
 
     severity = "error"
-    listens = (UPDATE, UNSCALE, STEP)
+    listens = (UPDATE, UNSCALE, STEP, BACKWARD, ZERO_GRAD)
     message = "the scale is updated before the step that uses gradients scaled with it."
     remedy = "call {scaler}.update() once per window, after the last {scaler}.step()."
     bad = (
@@ -49,8 +49,32 @@ for x, y in batches:
 """
     )
 
+    def __init__(self) -> None:
+        self._stepped: set[str] = set()  # optimizers, since the last backward
+        self._cleared: set[str] = set()
+        self._update: dict[str, Event] = {}  # scaler to its update since the last backward
+
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if not event.scaler:
+        yield from self._on_known(event, ledger)
+        yield from self._on_any(event, ledger)
+
+    def _on_any(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        """Optimizers whose parameters are not known step twice after one backward."""
+        if event.kind == BACKWARD:
+            self._stepped, self._cleared, self._update = set(), set(), {}
+        elif event.kind == ZERO_GRAD:
+            self._cleared.update(event.optimizers, event.maybe)
+        elif event.kind == UPDATE and event.scaler:
+            self._update[event.scaler] = event
+        elif event.kind == STEP and event.scaler:
+            update = self._update.get(event.scaler)
+            new = {o for o in event.optimizers if o not in self._stepped | self._cleared}
+            if update and self._stepped and any(not ledger.window(o).known for o in new):
+                yield Hit(update, (event, "divided by the new scale"), scaler=event.scaler)
+            self._stepped.update(event.optimizers)
+
+    def _on_known(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        if not event.scaler or event.kind in (BACKWARD, ZERO_GRAD):
             return
         scale = ledger.scale(event.scaler)
         if event.kind == UPDATE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import STEP, UPDATE, Event
+from halfstep.rules.events import BACKWARD, STEP, UPDATE, Event, Place
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -26,7 +26,7 @@ class UpdatePerOptimizer(OrderRule):
         "{scaler} is updated once per optimizer: its growth counter runs {times} times too fast."
     )
     remedy = "call {scaler}.update() once, after the last step, or give each optimizer a scaler."
-    listens = (STEP, UPDATE)
+    listens = (STEP, UPDATE, BACKWARD)
     bad = (
         SETUP
         + """\
@@ -61,26 +61,50 @@ for x, y in batches:
 
     def __init__(self) -> None:
         self._said: set[str] = set()
+        self._backward: Event | None = None
+        self._last: dict[str, Place] = {}  # optimizer to the backward of its last step
         self._stepped: dict[str, set[str]] = {}
         self._turns: dict[str, list[tuple[frozenset[str], Event]]] = {}
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if not event.scaler or event.scaler in self._said:
+        if event.kind == BACKWARD:
+            self._backward = event
+            return
+        scaler = event.scaler
+        if not scaler or scaler in self._said:
             return
         if event.kind == STEP:
-            self._stepped.setdefault(event.scaler, set()).update(event.optimizers)
-            return
-        if ledger.early(event.scaler):  # HS104 speaks of it
-            return
-        turns = self._turns.setdefault(event.scaler, [])
-        turns.append((frozenset(self._stepped.pop(event.scaler, ())), event))
+            self._step(event, scaler, ledger)
+        else:
+            yield from self._update(event, scaler)
+
+    def _step(self, event: Event, scaler: str, ledger: Ledger) -> None:
+        epoch = ledger.scale(scaler).epoch
+        for optimizer in event.optimizers:
+            window = ledger.window(optimizer)
+            used = window.waiting() if window.known else []
+            if any(part.scaler == scaler and part.epoch < epoch for part in used):
+                self._said.add(scaler)  # HS104 speaks of it
+            backward = used[-1].event if used else self._backward
+            if backward is None:
+                continue
+            # a backward that steps several optimizers in turn is one window of each
+            others = (who for who, place in self._last.items() if place == backward.where)
+            if any(other != optimizer for other in others):
+                self._said.add(scaler)
+            self._last[optimizer] = backward.where
+            self._stepped.setdefault(scaler, set()).add(optimizer)
+
+    def _update(self, event: Event, scaler: str) -> Iterator[Hit]:
+        turns = self._turns.setdefault(scaler, [])
+        turns.append((frozenset(self._stepped.pop(scaler, ())), event))
         del turns[: -2 * _MAX_OPTIMIZERS]
         period = _period([who for who, _ in turns])
         if period > 1:
-            self._said.add(event.scaler)
+            self._said.add(scaler)
         for _, update in turns[-2 * period : -period - 1]:
             other = turns[-period - 1][1]
-            yield Hit(update, (other, "updated again"), scaler=event.scaler, times=period)
+            yield Hit(update, (other, "updated again"), scaler=scaler, times=period)
 
 
 def _period(turns: list[frozenset[str]]) -> int:

@@ -24,7 +24,7 @@ class OptimizerStepBypassesScaler(OrderRule):
     message = (
         "the gradients belong to {scaler}, and this step does not ask it whether they are finite."
     )
-    remedy = "step with {scaler}.step(optimizer), once per window."
+    remedy = "step with {scaler}.step({optimizer}), once per window."
     bad = (
         SETUP
         + """\
@@ -63,15 +63,26 @@ for x, y in batches:
                 continue
             others = [p for p in window.waiting() if p.scaler and p.scaler != event.scaler]
             if others and not (event.fact("guarded") and not window.scaled()):
-                yield self._bypass(event, others[-1].event, bool(window.scaled()))
+                own = any(p.scaler == event.scaler for p in window.waiting())
+                yield self._bypass(event, others[-1].event, optimizer, bool(window.scaled()), own)
             elif not window.waiting():
                 yield from self._again(event, optimizer, ledger)
             self._prepared.discard(optimizer)
 
-    def _bypass(self, event: Event, backward: Event, scaled: bool) -> Hit:
+    def _bypass(
+        self, event: Event, backward: Event, optimizer: str, scaled: bool, own: bool
+    ) -> Hit:
         times = f"the gradients still carry the scale of {backward.scaler}: the update is that much"
         text = f"{times} too large." if scaled else None
-        return Hit(event, (backward, "scaled backward"), message=text, scaler=backward.scaler)
+        remedy = "clear them in front of the backward of this step: {optimizer}.zero_grad()."
+        return Hit(
+            event,
+            (backward, "scaled backward"),
+            message=text,
+            remedy=remedy if own else None,
+            scaler=backward.scaler,
+            optimizer=optimizer,
+        )
 
     def _again(self, event: Event, optimizer: str, ledger: Ledger) -> Iterator[Hit]:
         window = ledger.window(optimizer)
@@ -81,9 +92,13 @@ for x, y in batches:
         again = spent[-1].stepped if spent and not asked else None
         if event.scaler and ledger.scale(event.scaler).stage(optimizer) == STEPPED:
             again = ledger.scale(event.scaler).reached(optimizer)
+        scaler = (again.scaler if again else None) or event.scaler
         if again and event.scaler and optimizer in self._prepared:
             text = "this step comes too early: the gradients are prepared and stepped on below."
-            yield Hit(again, (event, "second step"), message=text, scaler=again.scaler)
+            yield Hit(
+                *(again, (event, "second step")), message=text, scaler=scaler, optimizer=optimizer
+            )
         elif again:
             text = "the optimizer has stepped on these gradients already."
-            yield Hit(event, (again, "first step"), message=text, scaler=again.scaler)
+            remedy = "step once per window: leave one of the two steps out."
+            yield Hit(event, (again, "first step"), message=text, remedy=remedy)

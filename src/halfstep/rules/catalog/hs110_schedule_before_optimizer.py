@@ -70,6 +70,8 @@ for x, y in batches:
                 yield from self._schedule(event, ledger, optimizer)
 
     def _schedule(self, event: Event, ledger: Ledger, optimizer: str) -> Iterator[Hit]:
+        if event.fact("epoch"):  # it is told which rate to take
+            return
         window = ledger.window(optimizer)
         if window.known and window.waiting():
             self._ahead[optimizer] = event

@@ -65,12 +65,17 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
             return
         scale = ledger.scale(event.scaler)
         for optimizer in event.optimizers:
+            if scale.has_raised(optimizer):  # HS102 speaks of it
+                continue
             dropped = scale.abandoned.get(optimizer)
             if dropped and scale.stage(optimizer) == UNSCALED and ledger.window(optimizer).parts:
                 idle = optimizer in scale.idle  # a misplaced unscale_, not a dropped window
-                yield self._hit(event, dropped, scale.reached(optimizer), idle)
+                left = scale.left.get(optimizer)
+                yield self._hit(event, dropped, scale.reached(optimizer), left, idle)
 
-    def _hit(self, event: Event, dropped: Event, unscale: Event, idle: bool) -> Hit:
+    def _hit(
+        self, event: Event, dropped: Event, unscale: Event, left: Event | None, idle: bool
+    ) -> Hit:
         again = event.where == unscale.where
         following = (None if again else event, "the next window")
         if idle:
@@ -82,5 +87,8 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
                 " one for unscaled already."
             )
             related = (dropped, "the next round clears the gradients")
-            return Hit(unscale, related, message=text, scaler=event.scaler)
+            if left is None:
+                return Hit(unscale, related, message=text, scaler=event.scaler)
+            text = text.replace("after this ", "here ")
+            return Hit(left, (unscale, "unscaled"), related, message=text, scaler=event.scaler)
         return Hit(dropped, (unscale, "unscaled"), following, scaler=event.scaler)

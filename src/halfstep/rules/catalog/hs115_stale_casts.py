@@ -9,6 +9,7 @@ from halfstep.rules.events import (
     CACHE_CLEARED,
     FORWARD,
     STEP,
+    WEIGHTS,
     Event,
 )
 from halfstep.rules.examples import SETUP
@@ -26,7 +27,7 @@ class StaleCasts(OrderRule):
     """
 
     severity = "error"
-    listens = (FORWARD, STEP, CACHE_CLEARED, AUTOCAST_EXIT)
+    listens = (FORWARD, STEP, WEIGHTS, CACHE_CLEARED, AUTOCAST_EXIT)
     message = (
         "the model runs again after an update inside this autocast block: it still sees the casts"
         " of the old weights."
@@ -68,6 +69,8 @@ for x, y in batches:
             yield from self._forward(event, ledger)
         elif event.kind == STEP:
             self._updated.update({o: event for o in event.optimizers if o in self._cast})
+        elif event.kind == WEIGHTS:
+            self._updated.update({m: event for m in event.fact("of") or () if m in self._cast})
         elif event.kind == CACHE_CLEARED or len(ledger.autocast) == 1:
             self._cast, self._updated = set(), {}
 
@@ -75,9 +78,17 @@ for x, y in batches:
         inner = ledger.autocast[-1]
         if inner.fact("enabled") is False or inner.fact("cache_enabled") is False:
             return
-        for optimizer in event.optimizers:
-            step = self._updated.get(optimizer)
-            if step:
-                related = ((step, "update"), (event, "forward with the old casts"))
+        whose = (*event.optimizers, *(event.fact("of") or ()))
+        for one in whose:
+            update = self._updated.get(one)
+            if update and update.kind == STEP:
+                related = ((update, "update"), (event, "forward with the old casts"))
                 yield Hit(ledger.autocast[0], *related)
-        self._cast.update(event.optimizers)
+            elif update:
+                text = (
+                    "the model runs again after its weights were changed inside this autocast"
+                    " block: it still sees the casts of the old weights."
+                )
+                related = ((update, "changed"), (event, "forward with the old casts"))
+                yield Hit(ledger.autocast[0], *related, message=text)
+        self._cast.update(whose)

@@ -57,5 +57,5 @@ for x, y in batches:
     )
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
-        if event.scaler and event.fact("closure"):
+        if event.scaler and event.fact("closure") is True:
             yield Hit(event, scaler=event.scaler)

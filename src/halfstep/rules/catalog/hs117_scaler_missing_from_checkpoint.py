@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import SAVE, STEP, Event
+from halfstep.rules.events import SAVE, SCALER, STEP, Event
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Edit, Hit, OrderRule
@@ -20,7 +20,7 @@ class ScalerMissingFromCheckpoint(OrderRule):
     """
 
     severity = "warning"
-    listens = (SAVE, STEP)
+    listens = (SAVE, STEP, SCALER)
     message = (
         "the optimizer's state is saved, the state of {scaler} never: a resumed run loses its"
         " scale and skips other updates."
@@ -54,11 +54,15 @@ torch.save(state, io.BytesIO())
     )
 
     def __init__(self) -> None:
+        self._made: dict[str, Event] = {}
         self._saves: list[Event] = []
         self._scaled: dict[str, Event] = {}
         self._complete = False
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
+        if event.kind == SCALER:
+            self._made[event.scaler or ""] = event
+            return iter(())
         if event.kind == STEP:
             self._scaled.update({o: event for o in event.optimizers if event.scaler})
             return iter(())
@@ -80,6 +84,8 @@ torch.save(state, io.BytesIO())
                 related = [(steps[0], "steps through the scaler")]
                 others = {s.where: s for s in self._saves if s.where != save.where}
                 related += [(other, "saved here too") for other in others.values()]
+                if scaler in self._made:
+                    related.append((self._made[scaler], "the scaler"))
                 yield Hit(save, *related, edits=_edits(save, scaler), scaler=scaler)
                 return
 

@@ -51,14 +51,24 @@ for x, y in batches:
 
     def __init__(self) -> None:
         self._loaded: dict[str, Event] = {}
+        self._missed: dict[str, Event] = {}
         self._replaced: dict[str, tuple[Event, Event]] = {}
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         scaler = event.fact("variable") or event.scaler or ""
+        if event.kind == LOAD and event.fact("missed"):
+            self._missed[scaler] = event
+            return
         if event.kind == LOAD:
+            self._missed.pop(scaler, None)
             self._replaced.pop(scaler, None)
             self._loaded[scaler] = event
             return
+        missed = self._missed.pop(scaler, None) if event.kind == SCALER else None
+        if missed:
+            text = "{scaler} is made after its state should have been loaded: nothing reaches it."
+            loads = (missed, "passed over: there is no scaler yet")
+            yield Hit(event, loads, message=text, scaler=scaler)
         load = self._loaded.pop(scaler, None)
         if event.kind == SCALER and load:
             self._replaced[scaler] = (event, load)

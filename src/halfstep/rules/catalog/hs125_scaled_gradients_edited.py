@@ -9,6 +9,12 @@ from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
 
+_TEXTS = {
+    "nan": None,
+    "add": "these gradients carry the loss scale: what is added here is divided by it later.",
+    "hook": "this hook gets gradients that carry the loss scale: its limit means limit / scale.",
+}
+
 
 class ScaledGradientsEdited(OrderRule):
     """Gradients that are changed while they carry the loss scale.
@@ -51,13 +57,10 @@ for x, y in batches:
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         how = event.fact("how")
-        if how not in ("nan", "add"):
+        if how not in _TEXTS:
             return
         windows = [window for window in ledger.windows(event) if window.scaled()]
         if windows:
-            text = (
-                "these gradients carry the loss scale: what is added here is divided by it later."
-            )
             backward = windows[-1].scaled()[-1].event
-            related, message = (backward, "scaled backward"), text if how == "add" else None
+            related, message = (backward, "scaled backward"), _TEXTS[how]
             yield Hit(event, related, message=message, used_by=windows, scaler=backward.scaler)

@@ -59,6 +59,7 @@ for x, y in batches:
             window = ledger.window(optimizer)
             if not window.known or window.waiting():
                 self._moves.add(optimizer)
+                self.refutes.add(("moves", optimizer, bool(event.scaler)))
             elif event.scaler and not window.parts and not event.fact("closure"):
                 yield from self._step_on_nothing(event, window, ledger)
 
@@ -67,11 +68,21 @@ for x, y in batches:
         if scale.stage(window.optimizer) == STEPPED:  # HS107 speaks of it
             return
         if window.dropped and window.cleared:
+            if window.cleared.fact("choice"):  # a window may be left out so, if others are not
+                related = ((window.dropped[-1].event, "backward"), (event, "step"))
+                hit = Hit(window.cleared, *related)
+                hit.unless = ("moves", window.optimizer, True)
+                yield hit
+                return
             place = window.cleared.where
             again = place in self._idle and self._idle[place][-1].where == event.where
             self._idle[place] = window.optimizer, window.dropped[-1].event, event
             if again:
                 yield self._hit(place)
+            return
+        if scale.born and scale.known and scale.used is None and not ledger.opaque:
+            text = "nothing was scaled before this line; torch raises here."
+            yield Hit(event, message=text)
             return
         checked = scale.stage(window.optimizer) == UNSCALED and window.optimizer not in scale.idle
         if window.born and scale.born and not ledger.opaque and not checked:

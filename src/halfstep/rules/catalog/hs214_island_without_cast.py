@@ -26,6 +26,13 @@ _HARMLESS_WORDS = """
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
 
+# Arithmetic by a method of the tensor.
+_METHODS_WORDS = """
+    square pow exp log sqrt rsqrt sum mean var std norm softmax log_softmax cumsum prod matmul mm
+    bmm mul div add sub sigmoid
+"""
+_METHODS = frozenset(_METHODS_WORDS.split())
+
 _LOOP = """\
 for x, y in batches:
     with torch.autocast("cpu", dtype=torch.float16):
@@ -59,12 +66,47 @@ class IslandWithoutCast(SourceRule):
         for island in source.autocasts():
             if island.enabled is not False or casts_up(island.body):
                 continue
-            outer = source.autocast_around(_statement(source, island.node))
+            statement = _statement(source, island.node)
+            outer = source.autocast_around(statement) or _of_callers(source, statement)
             if outer is None or outer.enabled is False or not outer.may_be_low:
                 continue
             if source.is_inference(island.node):
                 continue
             yield from _first_uses(source, island, outer)
+
+
+def _of_callers(source: Source, node: ast.AST) -> Autocast | None:
+    """The autocast in which this file runs the module whose ``forward`` holds `node`."""
+    function = source.function(node)
+    cls = next(source.parents(function), None)
+    if getattr(function, "name", "") != "forward" or not isinstance(cls, ast.ClassDef):
+        return None
+    names = _holders(source, cls.name)
+    for autocast in source.autocasts():
+        low = autocast.enabled is not False and autocast.may_be_low
+        if low and cls not in source.parents(autocast.node):
+            used = (n.id for n in inside(autocast.body) if isinstance(n, ast.Name))
+            if names & set(used) and not source.is_inference(autocast.node):
+                return autocast
+    return None
+
+
+def _holders(source: Source, cls: str) -> set[str]:
+    """Variables that hold an object of a class, or one that is made of such an object."""
+    names, size = {cls}, 0
+    while size != len(names):
+        size = len(names)
+        for node in (*source.nodes(ast.Assign), *source.nodes(ast.ClassDef)):
+            made = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            if isinstance(node, ast.ClassDef) and made & names:
+                names.add(node.name)
+            elif isinstance(node, ast.Assign) and _read_by(node) & names:
+                names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+    return names - {cls}
+
+
+def _read_by(node: ast.Assign) -> set[str]:
+    return {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
 
 
 def _statement(source: Source, node: ast.AST) -> ast.AST:
@@ -93,8 +135,10 @@ def _from_outside(source: Source, island: Autocast, outer: Autocast) -> set[str]
 
 def _is_low(source: Source, value: ast.expr, outer: Autocast) -> bool:
     around = source.autocast_around(value)
-    if around is None or around.node is not outer.node or not isinstance(value, ast.Call):
+    if (around is not None and around.node is not outer.node) or not isinstance(value, ast.Call):
         return False
+    if around is None and source.function(value) in source.parents(outer.node):
+        return False  # in front of the autocast
     text = ast.unparse(value)
     return last(value) not in _WIDE and not any(w in text for w in (".float(", ".to(", "float32"))
 
@@ -103,7 +147,11 @@ def _computes_with(source: Source, node: ast.AST, name: str) -> bool:
     """Whether `node` is arithmetic of torch on `name`; what others do with it, nobody knows."""
     if isinstance(node, ast.BinOp):
         return dotted(node.left) == name or dotted(node.right) == name
-    if not isinstance(node, ast.Call) or last(node) in _HARMLESS or not _is_torch(source, node):
+    if not isinstance(node, ast.Call) or last(node) in _HARMLESS:
+        return False
+    if isinstance(node.func, ast.Attribute) and last(node) in _METHODS:
+        return dotted(node.func.value) == name
+    if not _is_torch(source, node):
         return False
     given = [*node.args, *(keyword.value for keyword in node.keywords)]
     return any(dotted(argument) == name for argument in given)

@@ -32,7 +32,7 @@ class ScaleReadEveryStep(SourceRule):
     """
 
     severity = "note"
-    words = (("get_scale",),)
+    words = (("get_scale", '["scale"]', "['scale']"),)
     message = "the host waits for the device here in every step."
     remedy = "read the scale every hundred steps, or when a log line is due."
     bad = SETUP + _LOOP + "    print(step, scaler.get_scale())  # <- HS301\n"
@@ -40,7 +40,7 @@ class ScaleReadEveryStep(SourceRule):
 
     def check(self, source: Source) -> Iterator[Hit]:
         for node in source.nodes(ast.Call):
-            if last(node) == "get_scale":
+            if last(node) == "get_scale" or _is_read_from_state(source, node):
                 owner = receiver(node)
                 if owner is None or not source.is_scaler(owner) or _tests_a_skip(source, node):
                     continue
@@ -48,6 +48,14 @@ class ScaleReadEveryStep(SourceRule):
                     continue  # HS128 says the worse thing about it
                 if _every_step(source, node):
                     yield Hit(source.place(node))
+
+
+def _is_read_from_state(source: Source, call: ast.Call) -> bool:
+    """``scaler.state_dict()["scale"]``."""
+    parent = next(source.parents(call))
+    if last(call) != "state_dict" or not isinstance(parent, ast.Subscript):
+        return False
+    return isinstance(parent.slice, ast.Constant) and parent.slice.value == "scale"
 
 
 def _tests_a_skip(source: Source, call: ast.Call) -> bool:

@@ -1,0 +1,1 @@
+"""Files on disk and the Python in them: scripts, notebooks, Markdown."""

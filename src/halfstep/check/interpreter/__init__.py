@@ -1,0 +1,1 @@
+"""The paths through a program: its statements, conditions, loops and calls become events."""

@@ -1,0 +1,1 @@
+"""What the objects and functions of torch and of frameworks do, one family a file."""
