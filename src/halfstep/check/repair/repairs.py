@@ -65,7 +65,7 @@ def _unscale_before_clip(finding: Finding, module: Module) -> tuple[Edit, ...]:
         return ()
     if called_names(spots[0].statement) & _MEASURED_BEFORE:
         return ()
-    late = [s for spot in spots for s in spot.later if "unscale_(" in ast.unparse(s)]
+    late = [s for spot in spots for s in spot.later if module.calls_in(s, "unscale_")]
     if late:
         clip, later = spots[0].statement, spots[0].later
         unused = isinstance(clip, ast.Expr) or later[:1] == late  # what it gives, in between

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 
 _TRAINS = re.compile(rb"\btorch\b")
 _STARTS = re.compile(rb"optim\b|optim\.|Optimizer\(|train|Trainer|\bfit\b", re.IGNORECASE)
-# A notebook has each line in quotes.
-_FROM = re.compile(rb"^[ \t]*\"?from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\(?[^#\n)]*)", re.MULTILINE)
-_IMPORT = re.compile(rb"^[ \t]*\"?import[ \t]+([\w., \t]+)", re.MULTILINE)
+# A notebook has each line in quotes, perhaps all of them in one line.
+_FROM = re.compile(
+    rb"(?:^|\")[ \t]*from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\(?[^#\n)]*)", re.MULTILINE
+)
+_IMPORT = re.compile(rb"(?:^|\")[ \t]*import[ \t]+([\w., \t]+)", re.MULTILINE)
 _DEPTH = 3
 _LARGE = 400_000  # bytes of a file that no program of people imports to train
 

@@ -177,7 +177,22 @@ class Module:
 
     def steps(self, node: ast.AST) -> bool:
         """Whether anything in `node` is called as a step is."""
-        return self.once("steps", node, lambda: "step" in called_names(node))
+        return self.calls_in(node, "step")
+
+    def calls_in(self, node: ast.AST, name: str) -> bool:
+        """Whether a function or method of that name is called on the lines of `node`."""
+        first = getattr(node, "lineno", 0)
+        last = getattr(node, "end_lineno", first)
+        return any(first <= line <= last for line in self._lines_of_calls.get(name, ()))
+
+    @functools.cached_property
+    def _lines_of_calls(self) -> dict[str, list[int]]:
+        """Last part of a name to the lines on which it is called."""
+        found: dict[str, list[int]] = {}
+        for call in self.inventory().calls:
+            if name := last_name(call.func):
+                found.setdefault(name, []).append(call.lineno)
+        return found
 
     def acts(self, node: ast.AST) -> bool:
         """Whether anything in `node` can be an event."""
