@@ -36,7 +36,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/check.py
 
 docs: $(STAMP)
-	$(BIN)/python scripts/rule_docs.py
+	$(BIN)/python scripts/linter_docs.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -6,28 +6,7 @@ The tests of these are expected to fail; whoever mends them deletes the lines he
 from __future__ import annotations
 
 # Repairs of checkpoints that break a run.
-BROKEN: dict[str, list[str]] = {
-    "never broken: scaler that may lack": [
-        "made under an if",
-        "made under an if, behind the load",
-        "or None",
-        "or None, by its truth",
-        "or None, behind the load",
-        "None, then made under an if",
-        "made in a try",
-        "attribute or None",
-        "attribute made under an if",
-        "attribute made in fit",
-        "attribute made in fit, or None",
-    ],
-    "never broken: lines that hold more": [
-        "save and more on one line",
-        "saved by a helper with a scaler or None",
-        "gone before the save",
-        "in a closure",
-        "strict about its entries",
-    ],
-}
+BROKEN: dict[str, list[str]] = {}
 # Checkpoints that are not repaired, or by half.
 UNREPAIRED: dict[str, list[str]] = {
     "repaired whole": [

@@ -6,12 +6,12 @@ import re
 
 from halfstep.records.finding import Finding, Related
 from halfstep.records.source_finding import SourceFinding
-from halfstep.report.findings_text import (
+from halfstep.report.findings.excerpts import (
     FindingsText,
     count_line,
     statistics_lines,
 )
-from halfstep.report.github import annotation
+from halfstep.report.findings.formats.github import annotation
 
 FINDING = Finding("HS110", "early", "warning", "a.py", 7, 6, "too early.", "move it.")
 SOURCE = SourceFinding(FINDING, 7, 11, "\tif x: y()")

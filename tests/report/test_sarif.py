@@ -11,7 +11,7 @@ from sarif_structure import violations
 
 from halfstep.check.linter import check_source
 from halfstep.records.source_finding import SourceFinding
-from halfstep.report.sarif import sarif
+from halfstep.report.findings.formats.sarif import sarif
 from halfstep.rules import registry
 from halfstep.rules.text import rule_text
 

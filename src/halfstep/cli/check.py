@@ -33,7 +33,7 @@ def check(arguments: list[str]) -> int:
 
 
 def _explain(code: str) -> int:
-    from halfstep.report.rule_pages import explanation
+    from halfstep.report.findings.rule_pages import explanation
     from halfstep.rules.text import rule_text
 
     print(explanation(rule_text(load(code.strip().upper()))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-FORMATS = ("text", "json", "sarif", "github")
+from halfstep.report.findings.registry import DEFAULT, names
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,7 +37,7 @@ def _choice(made: argparse.ArgumentParser) -> None:
 
 def _output(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("output")
-    group.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    group.add_argument("--format", choices=names(), default=DEFAULT, help=f"default: {DEFAULT}")
     group.add_argument("--json", action="store_true", help="the same as --format json")
     group.add_argument("--statistics", action="store_true", help="count findings by rule")
     group.add_argument("--explain", metavar="CODE", help="say all about a rule, as HS109, and stop")

@@ -8,9 +8,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from halfstep import __version__
+from halfstep.report.findings.checked import Checked
+from halfstep.report.findings.registry import load
+
 if TYPE_CHECKING:
     from halfstep.check.output.reports import Report
     from halfstep.check.repair.fix import Fixed
+    from halfstep.records.rule_text import RuleText
     from halfstep.records.source_finding import SourceFinding
     from halfstep.rules.rule import Rule
 
@@ -31,22 +36,33 @@ def write(
         rules: That were asked.
         stream: Where to.
     """
-    form = "json" if options.json else options.format
-    if form == "text":
-        _text(report, shown, options, rules, stream)
-        return
-    if form == "github":
-        from halfstep.report.github import annotation
+    checked = Checked(
+        shown,
+        report.num_files,
+        problems=[(path, reason) for path, reason, _ in report.problems],
+        trains=bool(report.seen),
+        checklist=lambda: _checklist(report, shown, rules),
+        rules=lambda: _texts(rules),
+        version=__version__,
+        statistics=options.statistics,
+        colours=stream.isatty() and "NO_COLOR" not in os.environ,
+    )
+    for line in load("json" if options.json else options.format).render(checked):
+        print(line, file=stream)
 
-        for source in shown:
-            print(annotation(source), file=stream)
-        if options.statistics:
-            _statistics(shown, stream)
-        return
-    import json
 
-    data = _json(report, shown, options, rules) if form == "json" else _sarif(report, shown, rules)
-    print(json.dumps(data, indent=2), file=stream)
+def _checklist(
+    report: Report, shown: list[SourceFinding], rules: Sequence[type[Rule]]
+) -> list[tuple[str, str]]:
+    from halfstep.check.output.checklist import answers
+
+    return answers(report.seen, [source.finding for source in shown], {r.code for r in rules})
+
+
+def _texts(rules: Sequence[type[Rule]]) -> list[RuleText]:
+    from halfstep.rules.text import rule_text
+
+    return [rule_text(rule) for rule in rules]
 
 
 def write_diff(path: str, fixed: Fixed) -> None:
@@ -58,83 +74,3 @@ def write_diff(path: str, fixed: Fixed) -> None:
     old, new = (decode(data)[0].splitlines(keepends=True) for data in (fixed.old, fixed.new))
     for line in difflib.unified_diff(old, new, f"a/{path}", f"b/{path}"):
         sys.stdout.write(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
-
-
-def _text(
-    report: Report,
-    shown: list[SourceFinding],
-    options: Namespace,
-    rules: Sequence[type[Rule]],
-    stream: TextIO,
-) -> None:
-    if shown:
-        from halfstep.report.findings_text import FindingsText
-
-        colours = stream.isatty() and "NO_COLOR" not in os.environ
-        text = FindingsText(colours)
-        for source in shown:
-            print(text.block(source), file=stream)
-    if options.statistics:
-        _statistics(shown, stream)
-    _checklist(report, shown, rules, stream)
-    print(_last_line(report, shown), file=stream)
-
-
-def _statistics(shown: list[SourceFinding], stream: TextIO) -> None:
-    from halfstep.report.findings_text import statistics_lines
-
-    for line in statistics_lines(source.finding for source in shown):
-        print(line, file=stream)
-
-
-def _checklist(
-    report: Report, shown: list[SourceFinding], rules: Sequence[type[Rule]], stream: TextIO
-) -> None:
-    """Only where something trains in mixed precision."""
-    if report.seen:
-        from halfstep.check.output.checklist import answers
-
-        run = {rule.code for rule in rules}
-        for text, answer in answers(report.seen, [source.finding for source in shown], run):
-            print(f"  {text:<42} {answer}", file=stream)
-
-
-def _last_line(report: Report, shown: list[SourceFinding]) -> str:
-    if not shown:
-        return f"no findings in {report.num_files} file{'s' if report.num_files != 1 else ''}"
-    from halfstep.report.findings_text import count_line
-
-    line = count_line([source.finding for source in shown], report.num_files)
-    ways = [source.applicability for source in shown if source.repair]
-    options = {"--fix": ways.count("safe"), "--unsafe-fixes": ways.count("unsafe")}
-    parts = [f"{n} can be put right with {option}" for option, n in options.items() if n]
-    return "; ".join([line, *parts])
-
-
-def _json(
-    report: Report, shown: list[SourceFinding], options: Namespace, rules: Sequence[type[Rule]]
-) -> dict[str, object]:
-    from halfstep.check.output.checklist import answers
-
-    findings = [source.finding for source in shown]
-    codes = [finding.code for finding in findings]
-    data: dict[str, object] = {
-        "findings": [finding.to_dict() for finding in findings],
-        "num_files": report.num_files,
-        "problems": [{"path": path, "message": reason} for path, reason, _ in report.problems],
-        "checklist": dict(answers(report.seen, findings, {rule.code for rule in rules})),
-    }
-    if options.statistics:
-        data["statistics"] = {code: codes.count(code) for code in sorted(set(codes))}
-    return data
-
-
-def _sarif(
-    report: Report, shown: list[SourceFinding], rules: Sequence[type[Rule]]
-) -> dict[str, object]:
-    from halfstep import __version__
-    from halfstep.report.sarif import sarif
-    from halfstep.rules.text import rule_text
-
-    problems = [(path, reason) for path, reason, _ in report.problems]
-    return sarif(shown, [rule_text(rule) for rule in rules], __version__, problems)

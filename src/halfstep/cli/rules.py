@@ -8,7 +8,7 @@ import argparse
 def rules(arguments: list[str]) -> int:
     """Run the command; the exit code is 0."""
     options = _parser().parse_args(arguments)
-    from halfstep.report.rule_pages import explanation, rule_line
+    from halfstep.report.findings.rule_pages import explanation, rule_line
     from halfstep.rules.registry import select
     from halfstep.rules.text import rule_text
 

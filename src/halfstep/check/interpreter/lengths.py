@@ -103,6 +103,8 @@ class Lengths:
             return None
         if isinstance(left, Counter) and isinstance(right, Unknown):
             self._guess(kind, left, right)
+            if kind is ast.Gt and left.value == 0 and self.number(right) is None:
+                return Const(False)  # the first round is beyond no setting
         one, other = self.number(left), self.number(right)
         if one is None or other is None:
             return None

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from halfstep.check.repair.beside_engine import without_line
+from halfstep.check.repair.certain_scalers import is_certain
 from halfstep.check.repair.restores import loads_too
 from halfstep.check.repair.statements import Lines, Spot, call_of, spots_of
 from halfstep.check.source.inventory import called_names
@@ -42,9 +43,17 @@ def repair(finding: Finding, proposed: tuple[Edit, ...], module: Module) -> tupl
         return make(finding, module)
     if not all(_is_sound(edit, module) for edit in proposed):
         return ()
+    if finding.code == "HS117" and not all(_adds_certain(edit, module) for edit in proposed):
+        return ()
     if finding.code == "HS117":
         return (*proposed, *(edit for save in proposed for edit in loads_too(save, module)))
     return proposed
+
+
+def _adds_certain(edit: Edit, module: Module) -> bool:
+    """Whether each state that an edit adds is that of a scaler that is surely there."""
+    names = _STATE.findall(edit.text)
+    return all(is_certain(module, edit.place.line, name) for name in names)
 
 
 def _is_sound(edit: Edit, module: Module) -> bool:

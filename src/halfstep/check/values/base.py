@@ -262,6 +262,13 @@ class Unknown(Value):
         """Whether it came out of nothing that the path has seen."""
         return isinstance(self.key, tuple) and self.key[0] == "new"
 
+    def is_item(self) -> bool:
+        """Whether it is one of a list of unknown length, or hangs on one."""
+        key = self.key
+        while isinstance(key, tuple) and key[0] in ("at", "of"):
+            key = key[1]
+        return isinstance(key, tuple) and key[0] == "item"
+
     def is_made_here(self) -> bool:
         """Whether the path met it without a name: made by a call, or one item of a list."""
         key = self.key

@@ -50,12 +50,13 @@ def _may_have(one: Hashable, optimizer: str, known: Known) -> bool:
     One that came from outside cannot; one of unknown parameters that was made here can.
     """
     if known[optimizer] is None:
-        return "#" in optimizer or "@" in optimizer
+        return any(mark in optimizer for mark in "#~@")
     return _has(one, optimizer, known) is not False
 
 
 def _variable(optimizer: str) -> str:
-    return optimizer.split("#")[0] if "#" in optimizer and "@" not in optimizer else optimizer
+    """The loop variable of an item of a collection; any other optimizer by itself."""
+    return optimizer.split("~")[0] if "~" in optimizer else optimizer
 
 
 def _perhaps_spared(answers: dict[tuple[Hashable, str], bool | None], known: Known) -> set[str]:

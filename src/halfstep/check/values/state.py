@@ -179,6 +179,6 @@ class PathState:
         if not value.is_made_here():
             return value.name
         number = self._numbers.setdefault(value.key, len(self._numbers) + 1)
-        own = f"{value.name}#{number}"
+        own = f"{value.name}{'~' if value.is_item() else '#'}{number}"
         self.give_name(own, value.name)
         return own

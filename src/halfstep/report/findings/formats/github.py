@@ -1,10 +1,28 @@
-"""Findings as annotations of GitHub Actions."""
+"""Annotations of GitHub Actions, which stand beside the lines of a pull request.
+
+```yaml
+- run: pip install halfstep
+- run: halfstep check --format github .
+```
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from halfstep.records.source_finding import SourceFinding
+from halfstep.report.findings.checked import Checked
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def render(checked: Checked) -> Iterator[str]:
+    """A workflow command per finding, and what `--statistics` asks for."""
+    yield from map(annotation, checked.found)
+    if checked.statistics:
+        from halfstep.report.findings.excerpts import statistics_lines
+
+        yield from statistics_lines(source.finding for source in checked.found)
 
 
 def annotation(source: SourceFinding) -> str:

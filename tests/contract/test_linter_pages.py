@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halfstep.report.rule_pages import page
+from halfstep.report.findings.rule_pages import page
 from halfstep.rules import registry
 from halfstep.rules.text import rule_text
 
@@ -17,7 +17,7 @@ RULES = registry.select()
 
 
 def test_pages_are_current() -> None:
-    command = [sys.executable, "scripts/rule_docs.py", "--check"]
+    command = [sys.executable, "scripts/linter_docs.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.stdout, result.returncode) == ("", 0)
 

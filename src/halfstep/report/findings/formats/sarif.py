@@ -1,20 +1,31 @@
-"""Findings as SARIF 2.1.0, which code hosts and editors read."""
+"""SARIF 2.1.0, which code scanning services and editors read.
+
+With the help of each rule, the related lines, the repairs, and the files that were not checked.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from halfstep.records.finding import Related
 from halfstep.records.rule_text import RuleText
 from halfstep.records.source_finding import SourceFinding
+from halfstep.report.findings.checked import Checked
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
+
+
+def render(checked: Checked) -> Iterator[str]:
+    """The log, indented."""
+    log = sarif(checked.found, checked.rules(), checked.version, checked.problems)
+    yield json.dumps(log, indent=2)
 
 
 def sarif(
