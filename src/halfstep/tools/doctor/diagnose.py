@@ -22,8 +22,8 @@ from halfstep.records import (
     RefusedOpError,
 )
 from halfstep.records.diagnosis import Health
-from halfstep.tools.doctor import advice
-from halfstep.tools.doctor.causes import (
+from halfstep.tools.doctor.causes import advice
+from halfstep.tools.doctor.causes.broken import (
     Examination,
     broken_passes,
     half_losses,
@@ -31,18 +31,18 @@ from halfstep.tools.doctor.causes import (
     poisoned_buffers,
     silent_differences,
 )
-from halfstep.tools.doctor.dtypes import dtype_rows
-from halfstep.tools.doctor.equality import compare_runs, training_causes
-from halfstep.tools.doctor.given import given_causes, made
-from halfstep.tools.doctor.gradient_range import gradient_range
-from halfstep.tools.doctor.lost_updates import TriedUpdate, lost_causes, try_update
-from halfstep.tools.doctor.one_batch import OneBatch
-from halfstep.tools.doctor.pass_errors import pass_error
-from halfstep.tools.doctor.passes import INIT_SCALE, Pass, largest_finite_scale, trace_pass
-from halfstep.tools.doctor.profile import write_profile
-from halfstep.tools.doctor.reproduction import write_reproduction
-from halfstep.tools.doctor.symptoms import Findings, check_symptoms, checked_names
-from halfstep.tools.doctor.underflow import gradient_underflow
+from halfstep.tools.doctor.causes.given import given_causes, made
+from halfstep.tools.doctor.causes.underflow import gradient_underflow
+from halfstep.tools.doctor.checks.dtypes import dtype_rows
+from halfstep.tools.doctor.checks.profile import write_profile
+from halfstep.tools.doctor.checks.reproduction import write_reproduction
+from halfstep.tools.doctor.checks.symptoms import Findings, check_symptoms, checked_names
+from halfstep.tools.doctor.runs.gradient_range import gradient_range
+from halfstep.tools.doctor.runs.lost_updates import TriedUpdate, lost_causes, try_update
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.pass_errors import pass_error
+from halfstep.tools.doctor.runs.passes import INIT_SCALE, Pass, largest_finite_scale, trace_pass
+from halfstep.tools.doctor.runs.training import compare_runs, training_causes
 from halfstep.tracing.against import Against
 from halfstep.tracing.source_lines import line_of_error, line_text
 from halfstep.training import Recipe

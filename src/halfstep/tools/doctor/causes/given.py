@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halfstep.records import Cause
-from halfstep.tools.doctor.one_batch import OneBatch
+from halfstep.tools.doctor.runs.one_batch import OneBatch
 
 ALL = ("fp32", "bf16", "fp16", "fp16 scaled")
 

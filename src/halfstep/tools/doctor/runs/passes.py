@@ -12,7 +12,7 @@ from torch import Tensor
 from halfstep.precision import Policy
 from halfstep.records import OpRecord, PassRecord
 from halfstep.records.trace import LayerRecord
-from halfstep.tools.doctor.one_batch import OneBatch
+from halfstep.tools.doctor.runs.one_batch import OneBatch
 from halfstep.tracing.capture import Call, Capture
 from halfstep.tracing.first_bad_op import BadOp, described
 from halfstep.tracing.layers import LayerMagnitudes

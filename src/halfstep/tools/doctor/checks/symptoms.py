@@ -21,8 +21,8 @@ from halfstep.records import (
     LostUpdates,
     Symptom,
 )
-from halfstep.tools.doctor.causes import Examination
-from halfstep.tools.doctor.passes import INIT_SCALE
+from halfstep.tools.doctor.causes.broken import Examination
+from halfstep.tools.doctor.runs.passes import INIT_SCALE
 from halfstep.tools.resume import verify_resume
 from halfstep.training import fit
 

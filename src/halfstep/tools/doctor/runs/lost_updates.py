@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from halfstep.records import Cause, LostUpdates
-from halfstep.tools.doctor.given import ALL, made
-from halfstep.tools.doctor.one_batch import OneBatch
-from halfstep.tools.doctor.passes import Pass
+from halfstep.tools.doctor.causes.given import ALL, made
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.passes import Pass
 from halfstep.tracing.op_trace import dtype_name
 
 _MUCH = 0.1  # of the gradients' squared norm: from there on it is a cause

@@ -7,7 +7,7 @@ from typing import Literal
 
 from halfstep.numerics import FP16, Format
 from halfstep.records import OpRecord
-from halfstep.tools.doctor.passes import Pass
+from halfstep.tools.doctor.runs.passes import Pass
 from halfstep.tracing.against import Against, Difference, format_of
 
 Mechanism = Literal["overflow", "underflow", "rounding"]

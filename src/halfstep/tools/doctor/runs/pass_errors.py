@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from halfstep.records import GradientError, PassError
-from halfstep.tools.doctor.passes import Pass
+from halfstep.tools.doctor.runs.passes import Pass
 
 
 def pass_error(low: Pass, fp32: Pass) -> PassError:

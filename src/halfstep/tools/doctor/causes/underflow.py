@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from halfstep.records import Cause, GradientRange, OpRecord
-from halfstep.tools.doctor.given import made
-from halfstep.tools.doctor.passes import INIT_SCALE, Pass
+from halfstep.tools.doctor.causes.given import made
+from halfstep.tools.doctor.runs.passes import INIT_SCALE, Pass
 from halfstep.tracing.against import Against
 
 

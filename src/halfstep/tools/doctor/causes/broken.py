@@ -10,11 +10,11 @@ import torch
 
 from halfstep.records import Cause, OpRecord, PassError
 from halfstep.records.diagnosis import CAUSE_KINDS
-from halfstep.tools.doctor import advice
-from halfstep.tools.doctor.blame import Start, start_of_difference, start_of_loss, tolerance
-from halfstep.tools.doctor.given import batch_cause, buffer_cause, made, weights_cause
-from halfstep.tools.doctor.one_batch import OneBatch
-from halfstep.tools.doctor.passes import Pass, capture
+from halfstep.tools.doctor.causes import advice
+from halfstep.tools.doctor.causes.blame import Start, start_of_difference, start_of_loss, tolerance
+from halfstep.tools.doctor.causes.given import batch_cause, buffer_cause, made, weights_cause
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.passes import Pass, capture
 from halfstep.tracing.against import Against, format_of
 
 _MUCH = 0.05  # share of the gradients' squared norm, or squared error, at which one matters

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from halfstep.records import BadValueError, Cause
-from halfstep.tools.doctor.causes import Examination
-from halfstep.tools.doctor.passes import capture
+from halfstep.tools.doctor.causes.broken import Examination
+from halfstep.tools.doctor.runs.passes import capture
 from halfstep.tracing.against import format_of
 
 _SCRIPT = '''"""{title}

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from halfstep.numerics import BF16, E4M3, E5M2, FP16, ExponentCounts, Format, Magnitudes
 from halfstep.records import GradientRange, GradientRow, ScaleWindow
-from halfstep.tools.doctor.one_batch import OneBatch
-from halfstep.tools.doctor.passes import INIT_SCALE, Pass
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.passes import INIT_SCALE, Pass
 from halfstep.tracing.against import Against
 
 TOLERANCE = 0.01

@@ -9,8 +9,8 @@ import torch
 
 from halfstep.precision import Policy
 from halfstep.records import Cause, Equality, PassError, TrainingCurve
-from halfstep.tools.doctor.advice import FORMAT_NAMES
-from halfstep.tools.doctor.given import made
+from halfstep.tools.doctor.causes.advice import FORMAT_NAMES
+from halfstep.tools.doctor.causes.given import made
 from halfstep.training import Recipe, fit
 
 OTHER_SEED = "fp32, other seed"
