@@ -54,6 +54,8 @@ class Cause(PlainRecord):
         evidence: Numbers that show it, in one sentence.
         explanation: What happens, in one or two sentences.
         remedy: What to do.
+        islands: Module patterns, as ``precision.toml`` takes them, that were tried on this batch
+            as FP32 islands, all together, and left it healthy; empty where none were.
     """
 
     kind: str
@@ -69,6 +71,7 @@ class Cause(PlainRecord):
     evidence: str
     explanation: str
     remedy: str
+    islands: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:

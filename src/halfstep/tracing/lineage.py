@@ -84,6 +84,8 @@ class Lineage(OpTrace):
         samples: One per result, on the device, in float32 (float64 stays).
         cast_from: For a cast of what no op made: a sample of its input, by index of the result.
         cast_whole: Casts of a whole result, in its order of values; others are of a view.
+        scaled: Results that carry the loss scale: they were made from the gradient of the loss.
+            What activation checkpointing computes again in backward is not among them.
     """
 
     def __init__(
@@ -105,8 +107,15 @@ class Lineage(OpTrace):
         self._layouts: list[tuple[object, ...]] = []
         self._leaves = dict(leaves or {})
         self._writers: dict[int, int] = {}
+        self.scaled: set[int] = set()
+        self._seeds: set[int] = set()
+        self._is_scaled = False
         self._examine = frozenset(examine)
         self._keep_samples = keep_samples
+
+    def mark_scaled(self, seed: Tensor) -> None:
+        """Follow the loss scale from here: the gradient of the loss with respect to itself."""
+        self._seeds.add(memory_of(seed))
 
     def origin(self, tensor: Tensor) -> Origin:
         """Where a tensor came from; ask while it is alive."""
@@ -120,6 +129,9 @@ class Lineage(OpTrace):
         first = len(self.seen)
         tensors = tensors_in((args, kwargs))
         self.origins[first] = tuple(self.origin(t) for t in tensors)
+        self._is_scaled = any(o.position in self.scaled for o in self.origins[first]) or any(
+            memory_of(t) in self._seeds for t in tensors
+        )
         if first in self._examine:
             self.inputs[first] = [_examined(t, self.origin(t)) for t in tensors]
         if self._keep_samples and kind.name == "aten._to_copy" and tensors:
@@ -140,6 +152,8 @@ class Lineage(OpTrace):
 
     def passed(self, func: Any, args: Any, kwargs: Any, result: Any, positions: range) -> None:
         """Note who wrote which memory; what is not traced forgets it."""
+        if self._is_scaled:
+            self.scaled.update(positions)
         position = iter(positions)
         results = result if isinstance(result, (tuple, list)) else (result,)
         for tensor in results:
@@ -147,6 +161,7 @@ class Lineage(OpTrace):
                 continue
             if len(positions) and is_measurable(tensor):
                 self._writers[memory_of(tensor)] = next(position)
+                self._seeds.discard(memory_of(tensor))
             else:
                 self._writers.pop(memory_of(tensor), None)
         if not positions:

@@ -24,12 +24,10 @@ from halfstep.records import (
 from halfstep.records.diagnosis import Health
 from halfstep.tools.doctor.causes import advice
 from halfstep.tools.doctor.causes.broken import (
-    Examination,
     broken_passes,
     half_losses,
     merged,
     poisoned_buffers,
-    silent_differences,
 )
 from halfstep.tools.doctor.causes.given import given_causes, made
 from halfstep.tools.doctor.causes.underflow import gradient_underflow
@@ -37,13 +35,12 @@ from halfstep.tools.doctor.checks.dtypes import dtype_rows
 from halfstep.tools.doctor.checks.profile import write_profile
 from halfstep.tools.doctor.checks.reproduction import write_reproduction
 from halfstep.tools.doctor.checks.symptoms import Findings, check_symptoms, checked_names
+from halfstep.tools.doctor.examination import Examination
 from halfstep.tools.doctor.runs.gradient_range import gradient_range
 from halfstep.tools.doctor.runs.lost_updates import TriedUpdate, lost_causes, try_update
 from halfstep.tools.doctor.runs.one_batch import OneBatch
-from halfstep.tools.doctor.runs.pass_errors import pass_error
 from halfstep.tools.doctor.runs.passes import INIT_SCALE, Pass, largest_finite_scale, trace_pass
 from halfstep.tools.doctor.runs.training import compare_runs, training_causes
-from halfstep.tracing.against import Against
 from halfstep.tracing.source_lines import line_of_error, line_text
 from halfstep.training import Recipe
 from halfstep.training.rng import rng_state, set_rng_state
@@ -162,7 +159,6 @@ class _Examined:
             self.causes += lost_causes(self.update.lost)
         self.causes += half_losses(self.found)
         self.causes += broken_passes(self.found)
-        self.causes += silent_differences(self.found)
         self.causes += poisoned_buffers(self.found)
         equality = self._compare(steps)
         self.causes += training_causes(equality)
@@ -225,7 +221,7 @@ class _Examined:
             self.causes.append(_cannot_run(name, error))
             self.subject.reset()
             return
-        self._keep(low)
+        self.found.keep(low)
 
     def _fails_untraced(self, format: str, scale: float) -> bool:
         try:
@@ -233,14 +229,6 @@ class _Examined:
         except Exception:
             return True
         return False
-
-    def _keep(self, low: Pass) -> None:
-        fp32 = self.found.passes["fp32"]
-        self.found.passes[low.name] = low
-        if fp32.is_finite:
-            beside = Against(low.lineage, low.ops, fp32.lineage, fp32.ops, low.loss_scale)
-            self.found.beside[low.name] = beside
-            self.found.errors[low.name] = pass_error(low, fp32)
 
     def _settle_scale(self) -> None:
         """Where only the scale is too large, go on with one that is not, as training would."""
@@ -251,7 +239,7 @@ class _Examined:
         if scale is None:
             return
         self.causes.append(_searching(scaled, scale))
-        self._keep(trace_pass(self.subject, scaled.name, scaled.policy, scale))
+        self.found.keep(trace_pass(self.subject, scaled.name, scaled.policy, scale))
 
     def _find_range(self) -> None:
         passes, beside = self.found.passes, self.found.beside

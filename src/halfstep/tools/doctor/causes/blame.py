@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from halfstep.numerics import FP16, Format
+from halfstep.numerics import FP16
 from halfstep.records import OpRecord
 from halfstep.tools.doctor.runs.passes import Pass
+from halfstep.tools.doctor.runs.results import tolerance
 from halfstep.tracing.against import Against, Difference, format_of
 
 Mechanism = Literal["overflow", "underflow", "rounding"]
 
-_STEPS = 16  # times eps
 _LEAST = 0.2  # relative error of an op that is to blame for a difference
 _JUMP = 8  # times the error of its inputs
 _MOSTLY = 0.25
+_KEPT = 0.8  # of an error that an input has already: the op itself rounds little
 
 
 @dataclass(frozen=True)
@@ -23,29 +25,24 @@ class Start:
     """Where a difference starts.
 
     Attributes:
-        op: The op.
+        op: The op that made it: for lost digits the one that rounded, not the one that shows it.
         difference: Of its result.
         mechanism: How it comes about.
+        shown_by: The op whose result is wrong though its inputs seem right; mostly `op` itself.
+        error: Relative error of that one's result.
         error_before: Largest relative error among its inputs.
     """
 
     op: OpRecord
     difference: Difference
     mechanism: Mechanism
+    shown_by: OpRecord
+    error: float
     error_before: float
 
 
-def tolerance(format: Format) -> float:
-    """The error of what matters that is more than rounding: 16 eps (1.6 % in FP16, 12 % in BF16).
-
-    Args:
-        format: Of the pass.
-    """
-    return _STEPS * format.eps
-
-
-def start_of_difference(low: Pass, against: Against, end: int) -> Start | None:
-    """The op upstream of `end` whose result is wrong though its inputs are right.
+def starts_of_difference(low: Pass, against: Against, ends: Iterable[int]) -> list[Start]:
+    """The ops upstream of `ends` whose results are wrong though their inputs are right.
 
     An error that grows a little in every op is the format's accuracy; one that is there all at
     once has a place.
@@ -53,43 +50,21 @@ def start_of_difference(low: Pass, against: Against, end: int) -> Start | None:
     Args:
         low: The pass.
         against: The same beside FP32.
-        end: Index of a result whose relative error is beyond the tolerance.
+        ends: Indices of results that are further from FP32 than rounding explains.
 
     Returns:
-        Of several such ops the one with the largest error, the first of them; ``None`` without.
+        In the order in which they ran.
     """
     least = max(2 * tolerance(low.policy.row), _LEAST)
-    found = [
-        (position, before)
-        for position in _upstream(against, end)
-        if (before := _error_before(against, position)) is not None
-        and against.differences[position].relative_error >= max(least, _JUMP * before)
-    ]
-    if not found:
-        return None
-    position, before = max(
-        found, key=lambda item: (min(against.differences[item[0]].relative_error, 1.0), -item[0])
-    )
-    return _start(low, against, position, before)
-
-
-def _upstream(against: Against, end: int) -> list[int]:
-    """`end` and all results that it was made from."""
-    seen, open_ = {end}, [end]
-    while open_:
-        for parent in against.parents(open_.pop()):
-            if parent not in seen:
-                seen.add(parent)
-                open_.append(parent)
-    return sorted(seen)
-
-
-def _error_before(against: Against, position: int) -> float | None:
-    """Largest relative error among the inputs; ``None`` where the result has no partner."""
-    if position not in against.differences:
-        return None
-    known = [against.differences[p] for p in against.parents(position) if p in against.differences]
-    return max((found.relative_error for found in known), default=0.0)
+    found = []
+    for position in sorted(_upstream(against, ends)):
+        before = _error_before(against, position)
+        if before is None:
+            continue
+        error = against.differences[position].relative_error
+        if error >= max(least, _JUMP * before):
+            found.append(_start(low, against, position, before))
+    return found
 
 
 def start_of_loss(low: Pass, against: Against, position: int) -> Start | None:
@@ -111,9 +86,92 @@ def start_of_loss(low: Pass, against: Against, position: int) -> Start | None:
     return None if found is None else _start(low, against, found, 0.0)
 
 
+def start_of_invalid(low: Pass, against: Against, position: int) -> Start | None:
+    """The difference that made an op fail in a format which FP32 computes.
+
+    Args:
+        low: The pass.
+        against: The same beside FP32.
+        position: Index of a result of the op that failed.
+    """
+    if (start := start_of_loss(low, against, position)) is not None:
+        return start
+    starts = [
+        start
+        for start in starts_of_difference(low, against, against.parents(position))
+        if start.shown_by.index != position
+    ]
+    return starts[0] if starts else None
+
+
+def _upstream(against: Against, ends: Iterable[int]) -> set[int]:
+    """`ends` and all results that they were made from."""
+    open_ = list(ends)
+    seen = set(open_)
+    while open_:
+        for parent in against.parents(open_.pop()):
+            if parent not in seen:
+                seen.add(parent)
+                open_.append(parent)
+    return seen
+
+
+def _error_before(against: Against, position: int) -> float | None:
+    """Largest relative error among the inputs; ``None`` where the result has no partner."""
+    if position not in against.differences:
+        return None
+    known = [against.differences[p] for p in against.parents(position) if p in against.differences]
+    return max((found.relative_error for found in known), default=0.0)
+
+
 def _start(low: Pass, against: Against, position: int, before: float) -> Start:
-    op, difference = low.ops[position], against.differences[position]
-    return Start(op, difference, _mechanism(op, difference), before)
+    shown_by, shown = low.ops[position], against.differences[position]
+    mechanism = _mechanism(shown_by, shown)
+    made = position
+    if mechanism == "rounding" and position not in low.lineage.scaled:
+        made = _rounding_behind(low, against, position)
+    return Start(
+        low.ops[made],
+        against.differences[made],
+        mechanism,
+        shown_by,
+        shown.relative_error,
+        before,
+    )
+
+
+def _rounding_behind(low: Pass, against: Against, position: int) -> int:
+    """The 16-bit result whose rounding an op upstream of nothing else amplifies.
+
+    Args:
+        low: The pass.
+        against: The same beside FP32.
+        position: Of the op that shows the error.
+
+    Returns:
+        `position` itself if its inputs are not rounded.
+    """
+    here, seen = position, {position}
+    found: int | None = None
+    while True:
+        parents = [p for p in against.parents(here) if p in against.differences and p not in seen]
+        seen.update(parents)
+        rounded = [p for p in parents if against.differences[p].relative_error > 0]
+        if not rounded:
+            return position if found is None else found
+        best = max(rounded, key=lambda p: _absolute(against.differences[p]))
+        if found is not None:
+            is_near = low.ops[best].module == low.ops[found].module
+            error = against.differences[found].relative_error
+            if not is_near or against.differences[best].relative_error < _KEPT * error:
+                return found
+        if low.ops[best].dtype in ("float16", "bfloat16"):
+            found = best
+        here = best
+
+
+def _absolute(difference: Difference) -> float:
+    return difference.relative_error * max(difference.reference_largest, 1e-30)
 
 
 def _mechanism(op: OpRecord, difference: Difference) -> Mechanism:

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
-from halfstep.records import Cause, OpRecord, PassError
+from halfstep.records import Cause, OpRecord
 from halfstep.records.diagnosis import CAUSE_KINDS
 from halfstep.tools.doctor.causes import advice
-from halfstep.tools.doctor.causes.blame import Start, start_of_difference, start_of_loss, tolerance
+from halfstep.tools.doctor.causes.blame import Start, start_of_invalid, starts_of_difference
 from halfstep.tools.doctor.causes.given import batch_cause, buffer_cause, made, weights_cause
+from halfstep.tools.doctor.causes.mending import (
+    Remedy,
+    alike,
+    is_healed,
+    pattern_of,
+    remedies,
+    with_islands,
+)
+from halfstep.tools.doctor.examination import Examination
 from halfstep.tools.doctor.runs.one_batch import OneBatch
-from halfstep.tools.doctor.runs.passes import Pass, capture
+from halfstep.tools.doctor.runs.passes import Pass, capture, trace_pass
+from halfstep.tools.doctor.runs.results import GRADIENTS
 from halfstep.tracing.against import Against, format_of
 
-_MUCH = 0.05  # share of the gradients' squared norm, or squared error, at which one matters
-
-
-@dataclass
-class Examination:
-    """All that the causes are drawn from.
-
-    Attributes:
-        subject: Model and batch.
-        passes: Finished passes by name.
-        beside: Each 16-bit pass beside FP32.
-        errors: The same as numbers.
-    """
-
-    subject: OneBatch
-    passes: dict[str, Pass]
-    beside: dict[str, Against] = field(default_factory=dict)
-    errors: dict[str, PassError] = field(default_factory=dict)
+_ROUNDS = 4  # of faults that hide one another
+_MOST = 8  # different places that are tried in one round
 
 
 def broken_passes(found: Examination) -> list[Cause]:
-    """Why passes are not finite; those that FP32 shares are explained once, in FP32.
+    """Why passes are not finite or wrong; what FP32 shares is explained once, in FP32.
 
     Args:
         found: The passes.
@@ -46,26 +40,131 @@ def broken_passes(found: Examination) -> list[Cause]:
     fp32 = found.passes["fp32"]
     if not fp32.is_finite:
         return [_broken(found, fp32)]
-    return [_broken(found, p) for p in found.passes.values() if not p.is_finite]
+    causes = []
+    for name in ("bf16", "fp16", "fp16 scaled"):
+        low = found.passes.get(name)
+        if low is not None and (name != "fp16" or not low.is_finite):
+            causes += explained(found, low)
+    return causes
 
 
-def silent_differences(found: Examination) -> list[Cause]:
-    """What is finite but wrong, in BF16 and in FP16 with scaling.
+def explained(found: Examination, low: Pass) -> list[Cause]:
+    """Everything that is wrong with one pass, each cause with a remedy that was tried.
+
+    A fault can hide another one: what was found is put into FP32, and the pass is looked at again.
 
     Args:
         found: The passes.
+        low: One of them, in 16 bits.
     """
-    causes = []
-    for name in ("bf16", "fp16 scaled"):
-        low, beside = found.passes.get(name), found.beside.get(name)
-        if low is None or beside is None:
-            continue
-        for end in _wrong_ends(found, low, beside):
-            start = start_of_difference(low, beside, end)
-            if start is not None:
-                causes.append(_silent(low, start))
-                break
-    return causes
+    causes: list[tuple[Cause, Remedy]] = []
+    islands: tuple[str, ...] = ()
+    first, healed = low, False
+    for _ in range(_ROUNDS):
+        wrong = found.wrong(low)
+        if not wrong or not found.has_time(f"remedies for {advice.in_words((low.name,))}"):
+            break
+        step = _next_cause(found, low, wrong)
+        if step is None:
+            break
+        cause, remedy, healed = step
+        causes.append((cause, remedy))
+        if healed or not remedy.islands or set(remedy.islands) <= set(islands):
+            break
+        islands += remedy.islands
+        low = _looked_at_again(found, first, islands)
+    found.keep(first)
+    every = tuple(dict.fromkeys(name for _, r in causes for name in r.islands))
+    own = next((r.own for _, r in causes if r.own), "")
+    bf16 = first.name != "bf16" and is_healthy(found, "bf16")
+    return [
+        replace(
+            cause,
+            remedy=advice.keep(cause.op, every, own, healed, bf16),
+            islands=every if healed else (),
+        )
+        if cause.is_precision
+        else cause
+        for cause, _ in causes
+    ]
+
+
+def is_healthy(found: Examination, name: str) -> bool:
+    """Whether a pass ran and is right.
+
+    Args:
+        found: The passes.
+        name: Of the pass.
+    """
+    low = found.passes.get(name)
+    return low is not None and low.is_finite and not found.wrong(low)
+
+
+def _looked_at_again(found: Examination, first: Pass, islands: tuple[str, ...]) -> Pass:
+    policy = with_islands(first.policy, islands)
+    policy.attach(found.subject.model)
+    try:
+        low = trace_pass(found.subject, first.name, policy, first.loss_scale)
+    finally:
+        policy.detach(found.subject.model)
+    found.keep(low)
+    return low
+
+
+def _next_cause(
+    found: Examination, low: Pass, wrong: Mapping[str, float]
+) -> tuple[Cause, Remedy, bool] | None:
+    """The most upstream cause, what to keep in FP32 for it, and whether that heals all."""
+    beside = found.beside[low.name]
+    if not low.is_finite:
+        cause = _broken(found, low)
+        if cause.op is None or not cause.is_precision:
+            return cause, Remedy(), False
+        shown = low.bad.record if low.bad is not None else cause.op
+        return _tried(found, low, cause, [cause.op, shown], wrong, must_heal=False)
+    starts = starts_of_difference(low, beside, _positions(low, wrong))
+    groups: dict[tuple[str, str, str], Start] = {}
+    for start in starts:
+        place = alike(pattern_of(start.shown_by.module))
+        groups.setdefault((place, start.shown_by.op, start.mechanism), start)
+    for start in list(groups.values())[:_MOST]:
+        ops = [start.op, start.shown_by]
+        tried = _tried(found, low, _silent(low, start), ops, wrong, must_heal=True)
+        if tried is not None:
+            return tried
+    return None
+
+
+def _tried(
+    found: Examination,
+    low: Pass,
+    cause: Cause,
+    ops: Sequence[OpRecord],
+    wrong: Mapping[str, float],
+    must_heal: bool,
+) -> tuple[Cause, Remedy, bool] | None:
+    last = Remedy()
+    for remedy in remedies(found, low, ops):
+        if not found.has_time("further remedies"):
+            break
+        if is_healed(found, low, remedy, wrong):
+            return cause, remedy, True
+        if remedy.islands and (not last.islands or "*" in remedy.islands[0]):
+            last = last if "*" in "".join(last.islands) else remedy
+    return None if must_heal else (cause, last, False)
+
+
+def _positions(low: Pass, wrong: Mapping[str, float]) -> list[int]:
+    """Indices of the results that are wrong, where an op made them."""
+    found: list[int | None] = []
+    for name in wrong:
+        if name.startswith("output "):
+            found.append(low.output_ends[int(name.removeprefix("output "))])
+        elif name.startswith("gradient "):
+            found.append(low.gradient_ends.get(name.removeprefix("gradient ")))
+        elif name == GRADIENTS:
+            found += low.gradient_ends.values()
+    return [position for position in found if position is not None]
 
 
 def poisoned_buffers(found: Examination) -> list[Cause]:
@@ -159,10 +258,9 @@ def _broken(found: Examination, p: Pass) -> Cause:
         exact = reference
     if exact is not None and not math.isnan(exact):
         return _overflow(op, p, max(exact, reference if reference == reference else 0.0))
-    if p.name != "fp32" and beside is not None and difference is not None:
-        start = start_of_loss(p, beside, op.index)
-        if start is not None:
-            return _lost(op, p, start)
+    if p.name != "fp32" and beside is not None:
+        start = start_of_invalid(p, beside, op.index)
+        return _lost(op, p, start, beside) if start is not None else _outside(op, p, reference)
     explanation, remedy = advice.invalid(op)
     return _cause(
         "invalid_operation", "invalid", p, op, reference, explanation, remedy, p.name != "fp32"
@@ -200,43 +298,45 @@ def _overflow(op: OpRecord, p: Pass, largest: float) -> Cause:
     return replace(found, missing_bits=beyond)
 
 
-def _lost(failed: OpRecord, p: Pass, start: Start) -> Cause:
+def _lost(failed: OpRecord, p: Pass, start: Start, beside: Against) -> Cause:
     names = advice.in_words((p.name,))
-    rounding = start.mechanism != "underflow"
-    explanation, remedy = advice.lost_to_zero(start.op, failed, names, rounding)
-    kind = "rounding" if rounding else "underflow"
+    kind = start.mechanism if start.mechanism != "overflow" else "rounding"
+    explanation, remedy = advice.lost(start.op, failed, names, kind != "underflow")
     largest = start.difference.reference_largest
-    return _cause(kind, kind, p, start.op, largest, explanation, remedy, True)
+    found = _cause(kind, kind, p, start.op, largest, explanation, remedy, True)
+    return replace(found, evidence=_proof(p, start, beside))
+
+
+def _proof(p: Pass, start: Start, beside: Against) -> str:
+    """The value that FP32 has beside that of the format, where it went wrong."""
+    at = start.shown_by.index
+    low, wanted = p.lineage.samples[at], beside.reference(at)
+    if wanted is None or wanted.shape != low.shape:
+        return ""
+    worst = int(torch.nan_to_num((low - wanted).abs(), nan=math.inf).argmax())
+    scale = p.loss_scale if at in p.lineage.scaled else 1.0
+    return (
+        f"{start.shown_by.op} gives {float(low[worst]) / scale:.4g} where FP32 has"
+        f" {float(wanted[worst]):.4g} (smallest {float(low.min()) / scale:.4g} and"
+        f" {float(wanted.min()):.4g})"
+    )
+
+
+def _outside(op: OpRecord, p: Pass, reference: float) -> Cause:
+    """An op that fails in 16 bits alone, and nothing upstream of it says why."""
+    explanation, remedy = advice.outside(op, advice.in_words((p.name,)))
+    return _cause("rounding", "rounding", p, op, reference, explanation, remedy, True)
 
 
 def _silent(low: Pass, start: Start) -> Cause:
     names = advice.in_words((low.name,))
-    after = start.difference.relative_error
-    explanation, remedy = advice.silent(start.op, start.mechanism, start.error_before, after, names)
+    explanation, remedy = advice.silent(
+        start.op, start.shown_by, start.mechanism, start.error_before, start.error, names
+    )
     is_gradient = start.op.phase == "backward" and start.mechanism == "underflow"
     kind = "gradient_underflow" if is_gradient else "silent_difference"
     largest = start.difference.reference_largest
     return _cause(kind, start.mechanism, low, start.op, largest, explanation, remedy, True)
-
-
-def _wrong_ends(found: Examination, low: Pass, beside: Against) -> list[int]:
-    """Results that matter and are further from FP32 than rounding explains, forward first."""
-    limit = tolerance(low.policy.row)
-    wrong = [
-        end
-        for end in (low.output_end, *low.ends)
-        if end in beside.differences and limit < beside.differences[end].relative_error < math.inf
-    ]
-    if not low.is_finite:
-        return [end for end in wrong if end is not None]
-    error = found.errors[low.name]
-    for row in error.gradients:
-        # a bias before a BatchNorm has a gradient of pure noise: all wrong, but it is next to 0
-        share_of_error = row.share * (row.relative_error / max(error.relative_error, 1e-30)) ** 2
-        matters = row.share > _MUCH or share_of_error > _MUCH
-        if matters and row.relative_error > limit and row.name in low.gradient_ends:
-            wrong.append(low.gradient_ends[row.name])
-    return [end for end in wrong if end is not None]
 
 
 def _came_in(subject: OneBatch, leaf: str, passes: tuple[str, ...]) -> Cause:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.records import BadValueError, Cause
-from halfstep.tools.doctor.causes.broken import Examination
+from halfstep.tools.doctor.examination import Examination
 from halfstep.tools.doctor.runs.passes import capture
 from halfstep.tracing.against import format_of
 

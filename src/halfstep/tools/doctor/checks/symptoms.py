@@ -21,7 +21,7 @@ from halfstep.records import (
     LostUpdates,
     Symptom,
 )
-from halfstep.tools.doctor.causes.broken import Examination
+from halfstep.tools.doctor.examination import Examination
 from halfstep.tools.doctor.runs.passes import INIT_SCALE
 from halfstep.tools.resume import verify_resume
 from halfstep.training import fit

@@ -37,10 +37,10 @@ class Pass:
         ops: All ops.
         lineage: Where their inputs came from, with samples.
         layers: Results of modules and gradients that came back to them.
-        output: Sample of the model's result.
+        outputs: Samples of the model's results.
         ends: Indices of what matters: loss first, then the parameters' gradients.
         gradient_ends: Parameter name to the index of its gradient.
-        output_end: Index of the model's result.
+        output_ends: Indices of the model's results; ``None`` for one that no op made.
         bad_buffers: Names of buffers that are finite before the run and not after it.
         bad: The op that broke it.
         producer: The same, as found.
@@ -56,10 +56,10 @@ class Pass:
     ops: Sequence[OpRecord]
     lineage: Lineage
     layers: list[LayerRecord]
-    output: Tensor | None
+    outputs: list[Tensor]
     ends: list[int]
     gradient_ends: dict[str, int]
-    output_end: int | None
+    output_ends: list[int | None]
     bad_buffers: list[str]
     bad: BadOp | None = None
     producer: Producer | None = field(default=None, repr=False)
@@ -110,7 +110,7 @@ def trace_pass(subject: OneBatch, name: str, policy: Policy, loss_scale: float =
     finite_before = _finite_buffers(subject)
     lineage = Lineage(subject.model, subject.leaves(), keep_samples=True, on_result=layers.note)
     with lineage:
-        ends = subject.run(policy, loss_scale)
+        ends = subject.run(policy, loss_scale, lineage.mark_scaled)
     parameters = subject.parameters
     unit = loss_scale * ends.divisor / ends.nominal
     gradients = {n: p.grad for n, p in parameters.items()}
@@ -120,7 +120,6 @@ def trace_pass(subject: OneBatch, name: str, policy: Policy, loss_scale: float =
         if g is not None and (position := lineage.origin(g).position) is not None
     }
     loss_end = lineage.origin(ends.loss).position
-    output_end = lineage.origin(ends.output).position if ends.output is not None else None
     found = Pass(
         name=name,
         policy=policy,
@@ -132,10 +131,10 @@ def trace_pass(subject: OneBatch, name: str, policy: Policy, loss_scale: float =
         ops=lineage.read().ops,
         lineage=lineage,
         layers=layers.read(),
-        output=sample(ends.output) if ends.output is not None else None,
+        outputs=[sample(output) for output in ends.outputs],
         ends=[] if loss_end is None else [loss_end],
         gradient_ends=gradient_ends,
-        output_end=output_end,
+        output_ends=[lineage.origin(output).position for output in ends.outputs],
         bad_buffers=sorted(finite_before - _finite_buffers(subject)),
     )
     _find_producer(subject, found)
