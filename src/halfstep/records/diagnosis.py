@@ -23,6 +23,7 @@ CAUSE_KINDS = (
     "underflow",
     "rounding",
     "silent_difference",
+    "loss_too_large",
     "gradient_underflow",
     "low_precision_weights",
     "half_loss",
@@ -56,6 +57,7 @@ class Cause(PlainRecord):
         remedy: What to do.
         islands: Module patterns, as ``precision.toml`` takes them, that were tried on this batch
             as FP32 islands, all together, and left it healthy; empty where none were.
+        shown_by: Where `op` rounds digits away, the op whose result is visibly wrong for it.
     """
 
     kind: str
@@ -72,6 +74,7 @@ class Cause(PlainRecord):
     explanation: str
     remedy: str
     islands: tuple[str, ...] = ()
+    shown_by: OpRecord | None = None
 
     @property
     def place(self) -> str:

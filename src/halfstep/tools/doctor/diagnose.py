@@ -149,16 +149,18 @@ class _Examined:
     def diagnosis(self, steps: int, symptoms: Sequence[str], max_norm: float | None) -> Diagnosis:
         """Run everything."""
         self.subject.run(self.policy("fp32"))  # untraced: an error of the user's own looks like one
+        self.subject.reset()
         self.found.passes["fp32"] = trace_pass(self.subject, "fp32", self.policy("fp32"))
         for name, format, scale in PASSES:
             self._run(name, format, scale)
         self._settle_scale()
         if self.found.passes["fp32"].is_finite:
             self._find_range()
+        self.causes += broken_passes(self.found)
+        self.causes += half_losses(self.found)
+        if self.found.passes["fp32"].is_finite:
             self.update = self._try_update()
             self.causes += lost_causes(self.update.lost)
-        self.causes += half_losses(self.found)
-        self.causes += broken_passes(self.found)
         self.causes += poisoned_buffers(self.found)
         equality = self._compare(steps)
         self.causes += training_causes(equality)
@@ -166,7 +168,7 @@ class _Examined:
         errors = [cause for cause in causes if cause.severity == "error"]
         passes = self.found.passes
         findings = Findings(
-            self.found, self.range, self.update.lost, causes, self.policy, max_norm, self.seed
+            self.found, self.range, self.update, causes, self.policy, max_norm, self.seed
         )
         return Diagnosis(
             recipe=self.subject.recipe.name,
@@ -233,13 +235,20 @@ class _Examined:
     def _settle_scale(self) -> None:
         """Where only the scale is too large, go on with one that is not, as training would."""
         plain, scaled = self.found.passes.get("fp16"), self.found.passes.get("fp16 scaled")
-        if plain is None or scaled is None or scaled.is_finite or not plain.is_finite:
+        if plain is None or scaled is None or scaled.is_finite or not math.isfinite(plain.loss):
+            return
+        if not self.found.passes["fp32"].is_finite:
             return
         scale = largest_finite_scale(self.subject, scaled.policy, scaled.loss_scale)
         if scale is None:
             return
-        self.causes.append(_searching(scaled, scale))
-        self.found.keep(trace_pass(self.subject, scaled.name, scaled.policy, scale))
+        low = trace_pass(self.subject, scaled.name, scaled.policy, scale)
+        if scale >= 1:
+            self.causes.append(_searching(scaled, scale))
+            self.found.keep(low)
+        elif not self.found.wrong(low):
+            self.causes.append(_too_large(self.found.passes["fp32"], scale))
+            self.found.fp16_is_explained = True
 
     def _find_range(self) -> None:
         passes, beside = self.found.passes, self.found.beside
@@ -247,8 +256,10 @@ class _Examined:
         low, other = (passes[name], beside[name]) if name is not None else (None, None)
         self.range = gradient_range(self.subject, passes["fp32"], low, other)
         scaled = passes.get("fp16 scaled")
-        if scaled is not None and scaled.is_finite:
-            self.causes += gradient_underflow(self.range, scaled, beside.get("fp16 scaled"))
+        if scaled is None or not scaled.is_finite:
+            return
+        if not any(name.startswith("output ") for name in self.found.wrong(scaled)):
+            self.causes += gradient_underflow(self.found, self.range, scaled)
 
 
 def _kind_of_health(first: Cause) -> Health:
@@ -272,6 +283,25 @@ def _searching(scaled: Pass, scale: float) -> Cause:
             remedy=f"Nothing; or start at DynamicLossScale(init_scale={scale:g}).",
         ),
         op=op,
+    )
+
+
+def _too_large(fp32: Pass, scale: float) -> Cause:
+    """No loss scale of at least 1 helps, and a smaller one does."""
+    bits = round(-math.log2(scale))
+    return made(
+        "loss_too_large",
+        "overflow",
+        ("fp16", "fp16 scaled"),
+        is_precision=True,
+        subject="the loss",
+        evidence=f"gradient norm {fp32.grad_norm:.4g}; not finite at a loss scale of 1, finite and"
+        f" right at 2^-{bits}",
+        explanation="No loss scale above min_scale=1 helps, so that FP16 skips every update: the"
+        f" loss is 2^{bits} too large. It is finite in itself; its gradients do not fit.",
+        remedy=f"Divide the loss by 2.0**{bits} (a mean instead of a sum?), or allow the scale:"
+        f" DynamicLossScale(init_scale=2.0**-{bits}, min_scale=2.0**-{bits + 8}). Tried on this"
+        " batch: healthy.",
     )
 
 

@@ -28,6 +28,7 @@ class Examination:
         beside: Each 16-bit pass beside FP32.
         errors: The same as numbers.
         deadline: Of `time.monotonic`: from then on no further run is begun.
+        fp16_is_explained: Whether the loss scale alone explains what FP16 does.
         left_out: What was not looked at for want of time.
     """
 
@@ -36,6 +37,7 @@ class Examination:
     beside: dict[str, Against] = field(default_factory=dict)
     errors: dict[str, PassError] = field(default_factory=dict)
     deadline: float = float("inf")
+    fp16_is_explained: bool = False
     left_out: list[str] = field(default_factory=list)
     _noise: dict[str, float] | None = field(default=None, repr=False)
 

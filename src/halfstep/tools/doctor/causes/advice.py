@@ -207,6 +207,7 @@ _SENTENCES = {
     "rounding": "{formats} loses its digits in {place}",
     "silent_difference": "{formats} is silently wrong from {place} on",
     "gradient_underflow": "{formats} loses gradients to underflow, first in {place}",
+    "loss_too_large": "The loss is too large for {formats} at any loss scale from 1 on",
     "low_precision_weights": "Weights are kept in 16 bits: {subject}",
     "half_loss": "The loss is FP16",
     "lost_updates": "Updates are lost: {subject}",

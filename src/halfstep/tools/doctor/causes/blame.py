@@ -17,7 +17,10 @@ Mechanism = Literal["overflow", "underflow", "rounding"]
 _LEAST = 0.2  # relative error of an op that is to blame for a difference
 _JUMP = 8  # times the error of its inputs
 _MOSTLY = 0.25
-_KEPT = 0.8  # of an error that an input has already: the op itself rounds little
+# They hand values on and round none, but for a cast from FP32, where the walk ends anyway.
+_MOVES = frozenset(f"aten.{name}" for name in (
+    "_to_copy", "clone", "copy", "cat", "stack", "index", "index_select", "gather", "repeat",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def _start(low: Pass, against: Against, position: int, before: float) -> Start:
 
 
 def _rounding_behind(low: Pass, against: Against, position: int) -> int:
-    """The 16-bit result whose rounding an op upstream of nothing else amplifies.
+    """The nearest 16-bit result upstream: what an op amplifies is that one's rounding.
 
     Args:
         low: The pass.
@@ -160,13 +163,12 @@ def _rounding_behind(low: Pass, against: Against, position: int) -> int:
         if not rounded:
             return position if found is None else found
         best = max(rounded, key=lambda p: _absolute(against.differences[p]))
-        if found is not None:
-            is_near = low.ops[best].module == low.ops[found].module
-            error = against.differences[found].relative_error
-            if not is_near or against.differences[best].relative_error < _KEPT * error:
-                return found
         if low.ops[best].dtype in ("float16", "bfloat16"):
+            if low.ops[best].op not in _MOVES:
+                return best
             found = best
+        elif found is not None:
+            return found
         here = best
 
 

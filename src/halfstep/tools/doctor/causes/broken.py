@@ -12,15 +12,18 @@ from halfstep.records import Cause, OpRecord
 from halfstep.records.diagnosis import CAUSE_KINDS
 from halfstep.tools.doctor.causes import advice
 from halfstep.tools.doctor.causes.blame import Start, start_of_invalid, starts_of_difference
-from halfstep.tools.doctor.causes.given import batch_cause, buffer_cause, made, weights_cause
+from halfstep.tools.doctor.causes.given import batch_cause, buffer_cause, made, some, weights_cause
 from halfstep.tools.doctor.causes.mending import (
     Remedy,
     alike,
+    everything,
     is_healed,
     pattern_of,
     remedies,
     with_islands,
+    without_covered,
 )
+from halfstep.tools.doctor.causes.underflow import is_right
 from halfstep.tools.doctor.examination import Examination
 from halfstep.tools.doctor.runs.one_batch import OneBatch
 from halfstep.tools.doctor.runs.passes import Pass, capture, trace_pass
@@ -39,13 +42,26 @@ def broken_passes(found: Examination) -> list[Cause]:
     """
     fp32 = found.passes["fp32"]
     if not fp32.is_finite:
-        return [_broken(found, fp32)]
-    causes = []
-    for name in ("bf16", "fp16", "fp16 scaled"):
-        low = found.passes.get(name)
-        if low is not None and (name != "fp16" or not low.is_finite):
-            causes += explained(found, low)
+        return [_with_buffers(_broken(found, fp32), fp32)]
+    causes: list[Cause] = []
+    for names in _looked_at(found):
+        causes += [replace(c, passes=names) for c in explained(found, found.passes[names[0]])]
     return causes
+
+
+def _looked_at(found: Examination) -> list[tuple[str, ...]]:
+    """The passes to explain, each with those that have the same causes."""
+    passes = found.passes
+    chosen: list[tuple[str, ...]] = [("bf16",)] if "bf16" in passes else []
+    plain, scaled = passes.get("fp16"), passes.get("fp16 scaled")
+    if found.fp16_is_explained:
+        return chosen
+    if plain is not None and not plain.is_finite:
+        both = scaled is not None and not scaled.is_finite
+        chosen.append(("fp16", "fp16 scaled") if both else ("fp16",))
+    if scaled is not None and (scaled.is_finite or plain is None):
+        chosen.append(("fp16 scaled",))
+    return chosen
 
 
 def explained(found: Examination, low: Pass) -> list[Cause]:
@@ -58,7 +74,7 @@ def explained(found: Examination, low: Pass) -> list[Cause]:
         low: One of them, in 16 bits.
     """
     causes: list[tuple[Cause, Remedy]] = []
-    islands: tuple[str, ...] = ()
+    islands = tuple(low.policy.modules)
     first, healed = low, False
     for _ in range(_ROUNDS):
         wrong = found.wrong(low)
@@ -74,9 +90,10 @@ def explained(found: Examination, low: Pass) -> list[Cause]:
         islands += remedy.islands
         low = _looked_at_again(found, first, islands)
     found.keep(first)
-    every = tuple(dict.fromkeys(name for _, r in causes for name in r.islands))
+    causes.sort(key=lambda each: _when(each[0]))
+    every = without_covered(name for _, r in causes for name in r.islands)
     own = next((r.own for _, r in causes if r.own), "")
-    bf16 = first.name != "bf16" and is_healthy(found, "bf16")
+    bf16 = first.name != "bf16" and is_right(found, "bf16")
     return [
         replace(
             cause,
@@ -89,15 +106,10 @@ def explained(found: Examination, low: Pass) -> list[Cause]:
     ]
 
 
-def is_healthy(found: Examination, name: str) -> bool:
-    """Whether a pass ran and is right.
-
-    Args:
-        found: The passes.
-        name: Of the pass.
-    """
-    low = found.passes.get(name)
-    return low is not None and low.is_finite and not found.wrong(low)
+def _when(cause: Cause) -> tuple[bool, int]:
+    """The order in which ops run."""
+    op = cause.op
+    return (False, -1) if op is None else (op.phase == "backward", op.index)
 
 
 def _looked_at_again(found: Examination, first: Pass, islands: tuple[str, ...]) -> Pass:
@@ -115,19 +127,35 @@ def _next_cause(
     found: Examination, low: Pass, wrong: Mapping[str, float]
 ) -> tuple[Cause, Remedy, bool] | None:
     """The most upstream cause, what to keep in FP32 for it, and whether that heals all."""
-    beside = found.beside[low.name]
+    outputs = {name: e for name, e in wrong.items() if name.startswith("output ")}
     if not low.is_finite:
+        # a backward pass may overflow because the forward pass is wrong already
+        is_silent = math.isfinite(low.loss) and bool(outputs)
+        silent = _silent_cause(found, low, outputs, wrong) if is_silent else None
+        if silent is not None:
+            return silent
         cause = _broken(found, low)
         if cause.op is None or not cause.is_precision:
             return cause, Remedy(), False
         shown = low.bad.record if low.bad is not None else cause.op
         return _tried(found, low, cause, [cause.op, shown], wrong, must_heal=False)
-    starts = starts_of_difference(low, beside, _positions(low, wrong))
+    return _silent_cause(found, low, wrong, wrong)
+
+
+def _silent_cause(
+    found: Examination, low: Pass, ends: Mapping[str, float], wrong: Mapping[str, float]
+) -> tuple[Cause, Remedy, bool] | None:
+    """The most upstream op whose restoration to FP32 heals what is wrong."""
+    starts = starts_of_difference(low, found.beside[low.name], _positions(low, ends))
     groups: dict[tuple[str, str, str], Start] = {}
     for start in starts:
         place = alike(pattern_of(start.shown_by.module))
         groups.setdefault((place, start.shown_by.op, start.mechanism), start)
-    for start in list(groups.values())[:_MOST]:
+    chosen = list(groups.values())[:_MOST]
+    ops = [op for start in chosen for op in (start.op, start.shown_by)]
+    if not ops or not is_healed(found, low, everything(found, low, ops), wrong):
+        return None  # no single place: the error grows a little in every op
+    for start in chosen:
         ops = [start.op, start.shown_by]
         tried = _tried(found, low, _silent(low, start), ops, wrong, must_heal=True)
         if tried is not None:
@@ -173,20 +201,25 @@ def poisoned_buffers(found: Examination) -> list[Cause]:
     Args:
         found: The passes.
     """
-    names: dict[str, list[str]] = {}
-    for p in found.passes.values():
-        for name in p.bad_buffers:
-            names.setdefault(name, []).append(p.name)
-    return [
-        replace(
-            buffer_cause(
-                found.subject, name, f"finite before the pass in {', '.join(passes)}", tuple(passes)
-            ),
-            is_precision="fp32" not in passes,
-            mechanism="consequence",
-        )
-        for name, passes in names.items()
-    ]
+    names = list(dict.fromkeys(n for p in found.passes.values() for n in p.bad_buffers))
+    if not names or ("fp32" in found.passes and not found.passes["fp32"].is_finite):
+        return []  # said beside what poisons them in every format
+    passes = tuple(name for name, p in found.passes.items() if p.bad_buffers)
+    cause = buffer_cause(found.subject, names[0], f"finite before the pass: {some(names)}", passes)
+    return [replace(cause, is_precision="fp32" not in passes, mechanism="consequence")]
+
+
+def _with_buffers(cause: Cause, p: Pass) -> Cause:
+    """A cause with the buffers that it leaves not finite."""
+    if not p.bad_buffers:
+        return cause
+    text = f"buffers that this leaves not finite, in FP32 too: {some(p.bad_buffers)}"
+    joined = f"{cause.evidence}; {text}" if cause.evidence else text
+    return replace(
+        cause,
+        evidence=joined,
+        remedy=f"{cause.remedy} Engine(..., buffers='rollback') keeps buffers clean on a skip.",
+    )
 
 
 def half_losses(found: Examination) -> list[Cause]:
@@ -225,7 +258,11 @@ def merged(causes: Sequence[Cause]) -> tuple[Cause, ...]:
     by_place: dict[tuple[object, ...], Cause] = {}
     for cause in causes:
         op = cause.op
-        key = (cause.kind, cause.module, cause.subject, op and (op.op, op.phase, op.occurrence))
+        key: tuple[object, ...] = (cause.kind, cause.module, cause.subject)
+        if op is not None:  # a format may round a line earlier than another one
+            is_digits = cause.is_precision and cause.mechanism == "rounding"
+            kind = "rounding" if is_digits else (cause.kind, op.op, op.occurrence)
+            key = (kind, cause.module, op.phase)
         if key in by_place:
             passes = dict.fromkeys((*by_place[key].passes, *cause.passes))
             by_place[key] = replace(by_place[key], passes=tuple(passes))
@@ -235,11 +272,11 @@ def merged(causes: Sequence[Cause]) -> tuple[Cause, ...]:
 
 
 def _rank(cause: Cause) -> tuple[object, ...]:
-    """What came in explains what ops do, the forward pass explains the backward pass."""
+    """What came in explains what ops do; those are in the order in which they were found."""
     is_given = cause.mechanism in ("input", "dtype")
     follows = cause.mechanism == "consequence"
-    phase = 2 if cause.op is None else cause.op.phase == "backward"
-    return (cause.severity != "error", not is_given, follows, phase, CAUSE_KINDS.index(cause.kind))
+    place = CAUSE_KINDS.index(cause.kind) if cause.op is None else 0
+    return (cause.severity != "error", not is_given, follows, cause.op is None, place)
 
 
 def _broken(found: Examination, p: Pass) -> Cause:
@@ -304,7 +341,7 @@ def _lost(failed: OpRecord, p: Pass, start: Start, beside: Against) -> Cause:
     explanation, remedy = advice.lost(start.op, failed, names, kind != "underflow")
     largest = start.difference.reference_largest
     found = _cause(kind, kind, p, start.op, largest, explanation, remedy, True)
-    return replace(found, evidence=_proof(p, start, beside))
+    return replace(found, evidence=_proof(p, start, beside), shown_by=start.shown_by)
 
 
 def _proof(p: Pass, start: Start, beside: Against) -> str:
@@ -336,7 +373,8 @@ def _silent(low: Pass, start: Start) -> Cause:
     is_gradient = start.op.phase == "backward" and start.mechanism == "underflow"
     kind = "gradient_underflow" if is_gradient else "silent_difference"
     largest = start.difference.reference_largest
-    return _cause(kind, start.mechanism, low, start.op, largest, explanation, remedy, True)
+    cause = _cause(kind, start.mechanism, low, start.op, largest, explanation, remedy, True)
+    return replace(cause, shown_by=start.shown_by)
 
 
 def _came_in(subject: OneBatch, leaf: str, passes: tuple[str, ...]) -> Cause:

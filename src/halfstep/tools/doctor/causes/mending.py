@@ -13,6 +13,7 @@ from halfstep.tools.doctor.examination import Examination
 from halfstep.tools.doctor.runs.own_ops import own_ops
 from halfstep.tools.doctor.runs.passes import Pass
 from halfstep.tools.doctor.runs.results import (
+    Results,
     errors,
     results_of,
     run_for_results,
@@ -23,6 +24,7 @@ from halfstep.tracing.against import format_of
 IN_LOSS, IN_FORWARD = "loss", "forward"
 _HEALED = 0.25  # of the error before
 _PART = 0.5  # of the 16-bit ops: a remedy that keeps more than that in FP32 explains nothing
+_BACK_OFF = 2.0**6  # between the loss scales that are tried
 _HALVES = ("float16", "bfloat16")
 
 
@@ -141,6 +143,31 @@ def _has_likes(found: Examination, low: Pass, ops: Sequence[OpRecord]) -> bool:
     return False
 
 
+def everything(found: Examination, low: Pass, ops: Sequence[OpRecord]) -> Remedy:
+    """All that could heal a pass at once: where this does not help, no part of it does.
+
+    Args:
+        found: The passes.
+        low: The pass.
+        ops: Which may be to blame.
+    """
+    places = [op.module for op in ops]
+    names = {pattern_of(path) for path in places} | set(_modules_of_inputs(found, low, ops))
+    names |= {parent for name in names if (parent := name.rpartition(".")[0])}
+    own = "" if all(map(pattern_of, places)) else IN_LOSS if "" in places else IN_FORWARD
+    return Remedy(without_covered(alike(name) for name in sorted(names) if name), own)
+
+
+def without_covered(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Patterns without those whose modules lie inside of others'.
+
+    Args:
+        patterns: In any order; this one is kept.
+    """
+    every = list(dict.fromkeys(patterns))
+    return tuple(p for p in every if not any(other != p and _covers(other, p) for other in every))
+
+
 def _is_part(low: Pass, remedy: Remedy, near: Sequence[str]) -> bool:
     if not remedy.islands or all(name in near for name in remedy.islands):
         return True
@@ -181,8 +208,7 @@ def is_healed(found: Examination, low: Pass, remedy: Remedy, wrong: Mapping[str,
     try:
         if remedy.islands:
             policy.attach(model)
-        inside = own_ops(model, remedy.own == IN_LOSS) if remedy.own else None
-        results = run_for_results(found.subject, policy, low.loss_scale, inside)
+        results = _run(found, low, policy, remedy)
     except (HalfstepError, RuntimeError):  # the part cannot run in FP32
         found.subject.reset()
         return False
@@ -198,3 +224,17 @@ def is_healed(found: Examination, low: Pass, remedy: Remedy, wrong: Mapping[str,
         for name, error in wrong.items()
         if name != "the loss" or math.isfinite(error)
     )
+
+
+def _run(found: Examination, low: Pass, policy: Policy, remedy: Remedy) -> Results:
+    """The results, at a lower loss scale where the pass's own is still too large: as in training.
+
+    A fault can hide that the search for the scale is not over.
+    """
+    scale = low.loss_scale
+    while True:
+        inside = own_ops(found.subject.model, remedy.own == IN_LOSS) if remedy.own else None
+        results = run_for_results(found.subject, policy, scale, inside)
+        if results.is_finite or not math.isfinite(results.loss) or scale <= 1:
+            return results
+        scale = max(1.0, scale / _BACK_OFF)

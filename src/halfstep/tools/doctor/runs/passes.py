@@ -20,6 +20,7 @@ from halfstep.tracing.lineage import Lineage, sample
 from halfstep.tracing.producer import Producer, bad_starts, first_producer, producers
 
 INIT_SCALE = 2.0**16
+_LOWEST = -64  # exponent of the smallest loss scale that is tried
 
 
 @dataclass
@@ -158,23 +159,40 @@ def capture(subject: OneBatch, found: Pass, position: int) -> Call | None:
 
 
 def largest_finite_scale(subject: OneBatch, policy: Policy, below: float) -> float | None:
-    """The largest scale under `below`, in steps of 2, at which loss and gradients are finite.
+    """The largest power of two under `below` at which loss and gradients are finite.
 
     Args:
         subject: Model and batch.
         policy: Of the forward.
-        below: Where to begin.
+        below: A power of two at which they are not.
+
+    Returns:
+        ``None`` if none down to 2^-64 is.
     """
-    scale = below / 2
-    while scale >= 2.0**-24:
-        subject.run(policy, scale)
+
+    def is_finite(exponent: int) -> bool:
+        ends = subject.run(policy, 2.0**exponent)
         gradients = [p.grad for p in subject.parameters.values() if p.grad is not None]
-        if all(bool(torch.isfinite(g).all()) for g in gradients):
-            subject.reset()
-            return scale
-        scale /= 2
-    subject.reset()
-    return None
+        finite = bool(torch.isfinite(ends.loss).all()) and all(
+            bool(torch.isfinite(g).all()) for g in gradients
+        )
+        subject.reset()
+        return finite
+
+    bad, good, step = round(math.log2(below)), None, 1
+    while good is None and bad > _LOWEST:  # most searches end near where they begin
+        exponent = max(bad - step, _LOWEST)
+        if is_finite(exponent):
+            good = exponent
+        else:
+            bad, step = exponent, step * 2
+    while good is not None and bad - good > 1:
+        middle = (bad + good) // 2
+        if is_finite(middle):
+            good = middle
+        else:
+            bad = middle
+    return None if good is None else 2.0**good
 
 
 def _find_producer(subject: OneBatch, found: Pass) -> None:
