@@ -13,7 +13,7 @@ from halfstep.tracing.module_paths import Models, OnResult
 from halfstep.tracing.op_trace import OpTrace
 from halfstep.tracing.op_walk import OpKind, Place, is_measurable, tensors_in
 
-_SAMPLE = 1 << 14  # values kept of each result; a smaller one is kept whole
+_SAMPLE = 1 << 13  # values kept of each result; a smaller one is kept whole
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Lineage(OpTrace):
         leaves: Name of each weight, buffer and part of the batch, by `memory_of`.
         examine: Indices (of an op's first result) at which inputs and outputs are looked at in
             full. That waits for the device, so it is for the few ops that a first pass found.
-        keep_samples: Keep up to 16,384 values of every result, for comparison with another pass.
+        keep_samples: Keep up to 8,192 values of every result, for comparison with another pass.
         on_result: As for `ModulePaths`.
 
     Attributes:
@@ -174,7 +174,7 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def sample(values: Tensor) -> Tensor:
-    """Up to 16,384 evenly spaced values as a flat float32 copy (float64 stays float64)."""
+    """Up to 8,192 evenly spaced values as a flat float32 copy (float64 stays float64)."""
     flat = values.detach().reshape(-1)
     step = -(-flat.numel() // _SAMPLE)
     kept = flat[::step]

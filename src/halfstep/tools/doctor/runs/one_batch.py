@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from halfstep.precision import Policy
 from halfstep.records import BadValueError
+from halfstep.tools.doctor.runs.products import gpu_products
 from halfstep.tracing.lineage import memory_of
 from halfstep.tracing.module_paths import parameter_path
 from halfstep.tracing.op_walk import tensors_in
@@ -115,11 +116,22 @@ class OneBatch:
             inside: A context for the forward, below the policy.
         """
         self.reset()
+        is_traced = _get_current_dispatch_mode() is not None  # which brings them along, below it
+        with _NOTHING if is_traced else gpu_products(policy, self.device):
+            return self._run(policy, loss_scale, on_seed, inside or _NOTHING)
+
+    def _run(
+        self,
+        policy: Policy,
+        loss_scale: float,
+        on_seed: Callable[[Tensor], None] | None,
+        inside: contextlib.AbstractContextManager[Any],
+    ) -> Ends:
         outputs: list[Tensor] = []
         with (
             self._catching_output(outputs),
             policy.autocast(self.device.type),
-            inside or _NOTHING,
+            inside,
         ):
             loss = self.recipe.loss_fn(self._argument, self.batch)
         total = loss.total if isinstance(loss, LossSum) else loss

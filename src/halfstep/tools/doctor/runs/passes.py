@@ -13,6 +13,7 @@ from halfstep.precision import Policy
 from halfstep.records import OpRecord, PassRecord
 from halfstep.records.trace import LayerRecord
 from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.products import gpu_products
 from halfstep.tracing.capture import Call, Capture
 from halfstep.tracing.first_bad_op import BadOp, described
 from halfstep.tracing.layers import LayerMagnitudes
@@ -110,7 +111,7 @@ def trace_pass(subject: OneBatch, name: str, policy: Policy, loss_scale: float =
     layers = LayerMagnitudes(backward=True, count=True)
     finite_before = _finite_buffers(subject)
     lineage = Lineage(subject.model, subject.leaves(), keep_samples=True, on_result=layers.note)
-    with lineage:
+    with gpu_products(policy, subject.device), lineage:
         ends = subject.run(policy, loss_scale, lineage.mark_scaled)
     parameters = subject.parameters
     unit = loss_scale * ends.divisor / ends.nominal
@@ -152,7 +153,7 @@ def capture(subject: OneBatch, found: Pass, position: int) -> Call | None:
         position: Index of a result of the op.
     """
     walk = Capture(found.lineage.seen[position].first)
-    with walk:
+    with gpu_products(found.policy, subject.device), walk:
         subject.run(found.policy, found.loss_scale)
     subject.reset()
     return walk.call
@@ -207,7 +208,7 @@ def _find_producer(subject: OneBatch, found: Pass) -> None:
     ends += [end for end in named if end is not None]
     examine = bad_starts(found.ops, found.lineage)
     close = Lineage(subject.model, subject.leaves(), examine=examine)
-    with close:
+    with gpu_products(found.policy, subject.device), close:
         subject.run(found.policy, found.loss_scale)
     producer = first_producer(producers(close), ends)
     if producer is not None:
