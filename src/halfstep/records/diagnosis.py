@@ -10,6 +10,26 @@ from halfstep.records.gradient_range import GradientRange, LostUpdates
 from halfstep.records.plain import PlainRecord
 from halfstep.records.trace import LayerRecord, OpRecord
 
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisCost(PlainRecord):
+    """What a diagnosis cost, and what it left out to keep within its bound.
+
+    Attributes:
+        seconds: It took.
+        step_seconds: One plain forward and backward in FP32 took.
+        max_seconds: The bound.
+        notes_bytes: Memory of what the tracer kept for comparison, at its most.
+        left_out: What was not looked at for want of time.
+    """
+
+    seconds: float
+    step_seconds: float
+    max_seconds: float
+    notes_bytes: int
+    left_out: tuple[str, ...]
+
+
 Health = Literal["healthy", "precision", "not_precision"]
 
 # In the order in which one explains the next: a NaN in the batch explains every later op.
@@ -28,6 +48,8 @@ CAUSE_KINDS = (
     "low_precision_weights",
     "half_loss",
     "lost_updates",
+    "state_stops",
+    "state_drifts",
     "training_differs",
     "scale_searching",
 )
@@ -172,6 +194,7 @@ class Diagnosis(PlainRecord):
         equality: Against FP32.
         symptoms: The named checks.
         dtypes: The dtype picture.
+        cost: Time and memory; ``None`` in records of older versions.
     """
 
     recipe: str
@@ -187,6 +210,7 @@ class Diagnosis(PlainRecord):
     equality: Equality | None
     symptoms: tuple[Symptom, ...]
     dtypes: tuple[DtypeRow, ...]
+    cost: DiagnosisCost | None = None
 
     @property
     def is_healthy(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from halfstep.records import (
     BadValueError,
     Cause,
     Diagnosis,
+    DiagnosisCost,
     Equality,
     GradientRange,
     HalfstepError,
@@ -61,6 +63,7 @@ def diagnose(
     steps: int = 0,
     symptoms: Sequence[str] = (),
     max_norm: float | None = None,
+    max_seconds: float = 600.0,
     repro: str | Path | None = None,
     profile: str | Path | None = None,
 ) -> Diagnosis:
@@ -80,6 +83,8 @@ def diagnose(
         symptoms: Names of checks that need runs of their own (``"schedule-ahead"``,
             ``"no-speed-up"``, ``"resume"``), or ``"all"``; the others always run.
         max_norm: To what you clip; for the check ``"clipped-gradients"``.
+        max_seconds: No further run is begun after so long; what was left out is in
+            `Diagnosis.cost`. The FP32 pass and one pass in 16 bits always run.
         repro: A folder for the failing op's inputs and a script that shows the failure with torch
             alone; written only where an op fails.
         profile: A ``.json`` file for a profiler trace of one step in every format that runs; for
@@ -98,12 +103,15 @@ def diagnose(
         raise BadValueError(f"batch must be a whole number of at least 0, got {batch!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise BadValueError(f"steps must be a whole number of at least 0, got {steps!r}.")
+    is_number = isinstance(max_seconds, (int, float)) and not isinstance(max_seconds, bool)
+    if not is_number or not max_seconds > 0:
+        raise BadValueError(f"max_seconds must be a number above 0, got {max_seconds!r}.")
     rules = _checked_policy(policy)
     names = checked_names(symptoms)
     place = checked_device(device)
     before = rng_state()
     try:
-        examined = _Examined(OneBatch(recipe, batch, seed, place), rules, seed)
+        examined = _Examined(OneBatch(recipe, batch, seed, place), rules, seed, max_seconds)
         try:
             found = examined.diagnosis(steps, names, max_norm)
             if repro is not None:
@@ -136,34 +144,45 @@ def _checked_policy(policy: object) -> Policy:
 class _Examined:
     """The steps of a diagnosis; each adds causes."""
 
-    def __init__(self, subject: OneBatch, rules: Policy, seed: int) -> None:
+    def __init__(self, subject: OneBatch, rules: Policy, seed: int, max_seconds: float) -> None:
+        self.started = time.monotonic()
+        self.max_seconds = max_seconds
+        self.step_seconds = 0.0
         self.subject = subject
         self.rules = rules
         rules.attach(subject.model)
         self.seed = seed
         self.causes: list[Cause] = given_causes(subject)
-        self.found = Examination(subject, {})
+        self.found = Examination(subject, {}, deadline=self.started + max_seconds)
         self.range: GradientRange | None = None
         self.update = TriedUpdate((), {})
 
     def diagnosis(self, steps: int, symptoms: Sequence[str], max_norm: float | None) -> Diagnosis:
         """Run everything."""
+        began = time.monotonic()
         self.subject.run(self.policy("fp32"))  # untraced: an error of the user's own looks like one
         self.subject.reset()
+        self.step_seconds = time.monotonic() - began
+        logger.info(
+            "one FP32 step takes %.3g s; the diagnosis ends after %.4g s at the latest",
+            self.step_seconds,
+            self.max_seconds,
+        )
         self.found.passes["fp32"] = trace_pass(self.subject, "fp32", self.policy("fp32"))
         for name, format, scale in PASSES:
-            self._run(name, format, scale)
+            if len(self.found.passes) < 2 or self.found.has_time(f"the pass {name}"):
+                self._run(name, format, scale)
         self._settle_scale()
         if self.found.passes["fp32"].is_finite:
             self._find_range()
         self.causes += broken_passes(self.found)
         self.causes += half_losses(self.found)
-        if self.found.passes["fp32"].is_finite:
+        if self.found.passes["fp32"].is_finite and self.found.has_time("an update on trial"):
             self.update = self._try_update()
             self.causes += lost_causes(self.update.lost)
         self.causes += poisoned_buffers(self.found)
-        equality = self._compare(steps)
-        self.causes += training_causes(equality)
+        equality, state = self._compare(steps)
+        self.causes += state + training_causes(equality)
         causes = merged(self.causes)
         errors = [cause for cause in causes if cause.severity == "error"]
         passes = self.found.passes
@@ -184,6 +203,18 @@ class _Examined:
             equality=equality,
             symptoms=check_symptoms(findings, symptoms),
             dtypes=dtype_rows(self.subject, passes, self.update.state),
+            cost=self._cost(),
+        )
+
+    def _cost(self) -> DiagnosisCost:
+        lineages = [p.lineage for p in self.found.passes.values()]
+        notes = sum(s.numel() * s.element_size() for each in lineages for s in each.samples)
+        return DiagnosisCost(
+            seconds=time.monotonic() - self.started,
+            step_seconds=self.step_seconds,
+            max_seconds=float(self.max_seconds),
+            notes_bytes=notes,
+            left_out=tuple(self.found.left_out),
         )
 
     def _try_update(self) -> TriedUpdate:
@@ -193,8 +224,10 @@ class _Examined:
             logger.warning("no update could be tried (%s); lost updates are not known", error)
             return TriedUpdate((), {})
 
-    def _compare(self, steps: int) -> Equality:
+    def _compare(self, steps: int) -> tuple[Equality, list[Cause]]:
         errors = list(self.found.errors.values())
+        if steps and not self.found.has_time("the training runs"):
+            steps = 0
         try:
             return compare_runs(
                 self.subject.recipe,
@@ -207,7 +240,7 @@ class _Examined:
             )
         except HalfstepError as error:
             logger.warning("no runs to compare: %s", error)
-            return Equality(tuple(errors), (), math.nan, {})
+            return Equality(tuple(errors), (), math.nan, {}), []
 
     def policy(self, format: str) -> Policy:
         """The user's rules in a format."""
@@ -238,6 +271,8 @@ class _Examined:
         if plain is None or scaled is None or scaled.is_finite or not math.isfinite(plain.loss):
             return
         if not self.found.passes["fp32"].is_finite:
+            return
+        if not self.found.has_time("a loss scale that fits"):
             return
         scale = largest_finite_scale(self.subject, scaled.policy, scaled.loss_scale)
         if scale is None:

@@ -211,6 +211,8 @@ _SENTENCES = {
     "low_precision_weights": "Weights are kept in 16 bits: {subject}",
     "half_loss": "The loss is FP16",
     "lost_updates": "Updates are lost: {subject}",
+    "state_stops": "State in 16 bits stops moving: {subject}",
+    "state_drifts": "{formats} drifts away from FP32 in {subject}",
     "training_differs": "{formats} trains differently from FP32",
 }
 
