@@ -141,7 +141,7 @@ def noise_of_fp32(subject: OneBatch, policy: Policy, fp32: Results) -> dict[str,
         policy: Of the FP32 pass.
         fp32: Its results.
     """
-    with _OtherRounding():
+    with _OtherRounding():  # type: ignore[no-untyped-call]
         other = run_for_results(subject, policy)
     return errors(other, fp32) | {
         f"gradient {name}": sample_error(sample(g), sample(wanted))
@@ -153,9 +153,8 @@ def noise_of_fp32(subject: OneBatch, policy: Policy, fp32: Results) -> dict[str,
 class _OtherRounding(TorchDispatchMode):
     """Moves each result of a product by up to half a spacing of FP32."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._generator: dict[torch.device, torch.Generator] = {}
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -163,13 +162,9 @@ class _OtherRounding(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "mkldnn_convolution"):
-            generator = self._generator.setdefault(
-                result.device, torch.Generator(result.device).manual_seed(0)
-            )
-            jitter = torch.rand(
-                result.shape, generator=generator, device=result.device, dtype=result.dtype
-            )
-            result.mul_(jitter.sub_(0.5).mul_(2.0**-23).add_(1.0))
+            place = torch.arange(result.numel(), device=result.device, dtype=torch.float32)
+            jitter = place.mul_(12.9898).sin_().mul_(2.0**-24).add_(1.0)  # of no period that counts
+            result.mul_(jitter.view(result.shape))
         return result
 
 
