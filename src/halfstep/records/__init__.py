@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from halfstep.records.diagnosis import DiagnosisCost as DiagnosisCost
     from halfstep.records.diagnosis import DtypeRow as DtypeRow
     from halfstep.records.diagnosis import PassRecord as PassRecord
+    from halfstep.records.diagnosis import PathStep as PathStep
     from halfstep.records.diagnosis import Symptom as Symptom
     from halfstep.records.equality import Equality as Equality
     from halfstep.records.equality import GradientError as GradientError
@@ -58,7 +59,7 @@ _HOMES = {
     "run": "RunRecord Validation",
     "source_finding": "Replacement SourceFinding",
     "step": "StepRecord",
-    "diagnosis": "Cause Diagnosis DiagnosisCost DtypeRow PassRecord Symptom",
+    "diagnosis": "Cause Diagnosis DiagnosisCost DtypeRow PassRecord PathStep Symptom",
     "equality": "Equality GradientError PassError TrainingCurve",
     "gradient_range": "GradientRange GradientRow LostUpdates ScaleWindow",
     "trace": "LayerRecord OpRecord RangeRecord TraceRecord",

@@ -56,6 +56,22 @@ CAUSE_KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
+class PathStep(PlainRecord):
+    """One module on the way of a fault from its source to the loss.
+
+    Attributes:
+        module: Its path; empty for the loss function.
+        op: The first op there that hands the fault on.
+        relative_error: Of that op's result against FP32; inf where it is not finite, NaN where
+            FP32 has no such result.
+    """
+
+    module: str
+    op: str
+    relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cause(PlainRecord):
     """One thing that is wrong, with its place, its evidence and its remedy.
 
@@ -79,6 +95,7 @@ class Cause(PlainRecord):
         remedy: What to do.
         islands: Module patterns, as ``precision.toml`` takes them, that were tried on this batch
             as FP32 islands, all together, and left it healthy; empty where none were.
+        path: From `op` to the loss (or a gradient), module by module.
         shown_by: Where `op` rounds digits away, the op whose result is visibly wrong for it.
     """
 
@@ -97,6 +114,7 @@ class Cause(PlainRecord):
     remedy: str
     islands: tuple[str, ...] = ()
     shown_by: OpRecord | None = None
+    path: tuple[PathStep, ...] = ()
 
     @property
     def place(self) -> str:

@@ -23,6 +23,7 @@ from halfstep.tools.doctor.causes.mending import (
     with_islands,
     without_covered,
 )
+from halfstep.tools.doctor.causes.path import path_to_loss
 from halfstep.tools.doctor.causes.underflow import is_right
 from halfstep.tools.doctor.examination import Examination
 from halfstep.tools.doctor.runs.one_batch import OneBatch
@@ -84,6 +85,8 @@ def explained(found: Examination, low: Pass) -> list[Cause]:
         if step is None:
             break
         cause, remedy, healed = step
+        if cause.op is not None:
+            cause = replace(cause, path=path_to_loss(low, found.beside[low.name], cause.op))
         causes.append((cause, remedy))
         if healed or not remedy.islands or set(remedy.islands) <= set(islands):
             break

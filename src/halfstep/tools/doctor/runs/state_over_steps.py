@@ -133,8 +133,8 @@ def _stops(watch: StateWatch, name: str, step: int, passes: tuple[str, ...]) -> 
         passes,
         is_precision=True,
         subject=name,
-        evidence=f"changed in most steps up to about step {step} of {watch.num_steps}, and in none after"
-        f" it; its last value is {shown}",
+        evidence=f"changed in most steps up to about step {step} of {watch.num_steps}, and in none"
+        f" after it; its last value is {shown}",
         explanation=f"{name} is {watch.dtype_of(name)}: what a step adds is smaller than half the"
         " spacing at its value, so that it stops (a counter at 256 in BF16, at 2048 in FP16).",
         remedy=f"Keep {name} in FP32, or in an integer where it counts.",
