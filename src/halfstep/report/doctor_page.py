@@ -19,7 +19,7 @@ from halfstep.report.page import render
 from halfstep.report.verdict import Level, Verdict
 
 _MAX_ROWS = 24  # of a table that is not folded away
-_MAX_FOLDED_ROWS = 60
+_MAX_FOLDED_ROWS = 48
 _MAX_EMBEDDED_BYTES = 32_000
 _MAX_DTYPES = 40
 _FP8 = ("e4m3", "e5m2")

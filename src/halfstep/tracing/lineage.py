@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from halfstep.tracing.module_paths import Models, OnResult
 from halfstep.tracing.op_trace import OpTrace
@@ -158,6 +159,8 @@ class Lineage(OpTrace):
         results = result if isinstance(result, (tuple, list)) else (result,)
         for tensor in results:
             if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+                continue
+            if is_traceable_wrapper_subclass(tensor):
                 continue
             if len(positions) and is_measurable(tensor):
                 self._writers[memory_of(tensor)] = next(position)

@@ -26,6 +26,8 @@ _HEALED = 0.25  # of the error before
 _PART = 0.5  # of the 16-bit ops: a remedy that keeps more than that in FP32 explains nothing
 _BACK_OFF = 2.0**6  # between the loss scales that are tried
 _HALVES = ("float16", "bfloat16")
+# Names that compiling and checkpointing put before those of the model itself.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ def pattern_of(path: str) -> str:
     Args:
         path: As in `OpRecord.module`.
     """
-    return path.partition(".")[2]
+    name = f"{path.partition('.')[2]}."
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removesuffix(".")
 
 
 def alike(pattern: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,14 @@ from halfstep.update import power_of_two_near
 from halfstep.update.loss_scale.base import promote
 
 _NOTHING = contextlib.nullcontext()
+
+
+def _eagerly() -> contextlib.AbstractContextManager[Any]:
+    """Compiled code runs op by op, so that each is seen; what is not loaded compiled nothing."""
+    if "torch._dynamo" not in sys.modules:
+        return _NOTHING
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ class OneBatch:
         """
         self.reset()
         is_traced = _get_current_dispatch_mode() is not None  # which brings them along, below it
-        with _NOTHING if is_traced else gpu_products(policy, self.device):
+        with _NOTHING if is_traced else gpu_products(policy, self.device), _eagerly():
             return self._run(policy, loss_scale, on_seed, inside or _NOTHING)
 
     def _run(

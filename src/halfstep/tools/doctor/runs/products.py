@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from halfstep.precision import Policy
 
@@ -42,8 +42,9 @@ class GpuProducts(TorchDispatchMode):
         kwargs = kwargs or {}
         if func not in _PRODUCTS:
             return func(*args, **kwargs)
-        dtype = next((a.dtype for a in args if isinstance(a, Tensor)), None)
-        if dtype not in _HALVES:
+        given = [a for a in args if isinstance(a, Tensor)]
+        dtype = given[0].dtype if given else None
+        if dtype not in _HALVES or any(map(is_traceable_wrapper_subclass, given)):
             return func(*args, **kwargs)
         wide = pytree.tree_map_only(Tensor, _widened, (args, kwargs))
         return pytree.tree_map_only(Tensor, lambda t: t.to(dtype), func(*wide[0], **wide[1]))
