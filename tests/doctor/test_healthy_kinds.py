@@ -326,7 +326,6 @@ def test_tensors_that_wrap_others_are_left_alone() -> None:
 
     found = hs.diagnose(recipe(Layer, square, seeded(6, 8)))
     assert found.is_healthy
-    assert [c.evidence for c in found.causes] == []
     assert [p.name for p in found.passes] == ["fp32", "bf16", "fp16", "fp16 scaled"]
 
 
