@@ -58,7 +58,7 @@ def test_finding_is_1_and_the_first_line_is_the_verdict(halfstep: Invoke) -> Non
     first = "FP16 overflows in aten.mul in Squares (forward, float16, sick.py:15)."
     assert result.stdout.splitlines()[0] == first
     assert "1. overflow in aten.mul in Squares" in result.stdout
-    assert "What to do: Keep the module Squares in FP32" in result.stdout
+    assert 'What to do: Keep fc in FP32: modules={"fc": "fp32"} in hs.Policy' in result.stdout
     assert "bits of headroom are missing" in result.stdout
 
 

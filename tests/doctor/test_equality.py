@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import halfstep as hs
 from halfstep.records import Equality, TrainingCurve
-from halfstep.tools.doctor.equality import training_causes
+from halfstep.tools.doctor.runs.training import training_causes
 
 MLP = healthy(FAMILIES[0])
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import halfstep as hs
 from halfstep.numerics import BF16, E4M3, E5M2, FP16, ExponentCounts, Format
 from halfstep.records import GradientRow
-from halfstep.tools.doctor.gradient_range import lost_norm, scale_window
+from halfstep.tools.doctor.runs.gradient_range import lost_norm, scale_window
 
 
 def row(values: Tensor, name: str = "layer") -> GradientRow:

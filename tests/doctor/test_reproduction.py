@@ -48,7 +48,7 @@ def test_script_runs_alone_and_shows_the_failure(tmp_path: Path, name: str, text
     assert result.returncode == 1, result.stderr
     assert text in result.stdout
     assert "AssertionError" in result.stderr
-    op = found.causes[0].op
+    op = found.causes[0].shown_by or found.causes[0].op
     assert op is not None
     assert f"torch.ops.{op.op}." in script
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import halfstep as hs
 from halfstep.records import Symptom
-from halfstep.tools.doctor.symptoms import CHECKS, is_custom
+from halfstep.tools.doctor.checks.symptoms import CHECKS, is_custom
 
 NAMES = {
     "clipped-gradients", "schedule-ahead", "activations-overflow", "frozen-parameters",

@@ -81,7 +81,8 @@ def test_bad_batch_is_named_as_that() -> None:
     x[2, 3] = math.nan
     found = diagnosis_of(make(model, "fp32").train_step(hs.Window([torch.ones(4, 8), x]), mse))
     assert found.verdict == "bad_batch"
-    assert str(found).startswith("a value of the batch is not finite; first in aten.addmm in")
+    text = "micro-batch 1, batch, sample 2, is not finite; first in aten.addmm in"
+    assert str(found).startswith(text)
 
 
 def test_nan_born_from_a_mask_of_minus_infinity_is_the_softmax() -> None:
@@ -183,15 +184,61 @@ def power_loss(model: nn.Module, exponent: int) -> Tensor:
     return model(x).float().sum() * 2.0**exponent
 
 
-# the scale starts at 2^16 and is tried at every second power of two down to 2^-14
+# the scale starts at 2^16 and is tried at every second power of two, below 1 at every one
 @pytest.mark.parametrize(
-    ("exponent", "finite_at"), [(1, 2.0**14), (2, 2.0**12), (29, 2.0**-14), (30, None)]
+    ("exponent", "finite_at", "verdict"),
+    [
+        (1, 2.0**14, "scale_searching"),
+        (2, 2.0**12, "scale_searching"),
+        (15, 2.0**0, "scale_searching"),
+        (16, 2.0**-1, "loss_too_large"),
+        (29, 2.0**-14, "loss_too_large"),
+        (30, 2.0**-15, "loss_too_large"),
+    ],
 )
-def test_largest_finite_scale_is_its_closed_form(exponent: int, finite_at: float | None) -> None:
+def test_largest_finite_scale_is_its_closed_form(
+    exponent: int, finite_at: float, verdict: str
+) -> None:
     engine = make(nn.Linear(1, 1, bias=False))
     found = diagnosis_of(engine.train_step([exponent], power_loss))
-    assert found.finite_at_scale == finite_at
-    assert found.verdict == ("never_finite" if finite_at is None else "scale_searching")
+    assert (found.finite_at_scale, found.verdict) == (finite_at, verdict)
+
+
+@pytest.mark.parametrize(("min_scale", "bits"), [(1.0, 5), (0.25, 3)])
+def test_scale_below_the_floor_is_no_search_and_says_how_much_too_large_the_loss_is(
+    min_scale: float, bits: int
+) -> None:
+    # closed form: the gradient is 2^20 times the scale, finite up to a scale of 2^-5
+    engine = make(
+        nn.Linear(1, 1, bias=False),
+        loss_scale=hs.DynamicLossScale(init_scale=4.0, min_scale=min_scale),
+    )
+    text = str(diagnosis_of(engine.train_step([20], power_loss)))
+    assert text.startswith(
+        f"no loss scale above min_scale={min_scale:g} helps: the loss is 2^{bits} too large"
+        " (finite at a scale of 2^-5); divide it, or allow a lower min_scale; first in"
+    )
+
+
+def test_floor_that_the_needed_scale_does_not_cross_leaves_a_search() -> None:
+    scale = hs.DynamicLossScale(init_scale=4.0, min_scale=2.0**-10)
+    engine = make(nn.Linear(1, 1, bias=False), loss_scale=scale)
+    assert diagnosis_of(engine.train_step([20], power_loss)).verdict == "scale_searching"
+
+
+def test_bad_batch_names_its_field_and_sample() -> None:
+    good = {"x": torch.ones(4, 8), "y": torch.ones(4)}
+    bad = {"x": torch.ones(4, 8), "y": torch.ones(4)}
+    bad["x"][2, 5] = math.nan
+    bad["x"][3, 0] = math.inf
+    engine = make(nn.Linear(8, 1))
+    outcome = engine.train_step([good, bad], lambda m, batch: mse(m, batch["x"]))
+    found = diagnosis_of(outcome)
+    assert (found.verdict, found.bad_samples) == ("bad_batch", (2, 3))
+    assert found.bad_input == "micro-batch 1, batch['x']"
+    assert str(found).startswith("micro-batch 1, batch['x'], samples 2, 3, is not finite; first")
+    again = StepRecord.from_dict(json.loads(json.dumps(outcome.record.to_dict())))
+    assert again.diagnosis == found
 
 
 def test_replay_of_a_loss_sum_divides_as_the_window_did() -> None:

@@ -29,6 +29,9 @@ def doctor(
         typer.Option(help="Check this one (or all), with runs of its own; may be repeated."),
     ] = None,
     max_norm: Annotated[float | None, typer.Option(help="To what you clip gradients.")] = None,
+    max_seconds: Annotated[
+        float, typer.Option(help="Begin no further run after so many seconds.")
+    ] = 600.0,
     seed: Annotated[int, typer.Option(help="As for train.")] = 0,
     device: Annotated[str | None, typer.Option(help="As for train.")] = None,
     layers: Annotated[
@@ -77,6 +80,7 @@ def doctor(
                 steps=steps,
                 symptoms=tuple(symptom or ()),
                 max_norm=max_norm,
+                max_seconds=max_seconds,
                 repro=repro,
                 profile=profile,
             )

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from halfstep.records.comparison import compare_steps as compare_steps
     from halfstep.records.diagnosis import Cause as Cause
     from halfstep.records.diagnosis import Diagnosis as Diagnosis
+    from halfstep.records.diagnosis import DiagnosisCost as DiagnosisCost
     from halfstep.records.diagnosis import DtypeRow as DtypeRow
     from halfstep.records.diagnosis import PassRecord as PassRecord
+    from halfstep.records.diagnosis import PathStep as PathStep
     from halfstep.records.diagnosis import Symptom as Symptom
     from halfstep.records.equality import Equality as Equality
     from halfstep.records.equality import GradientError as GradientError
@@ -57,7 +59,7 @@ _HOMES = {
     "run": "RunRecord Validation",
     "source_finding": "Replacement SourceFinding",
     "step": "StepRecord",
-    "diagnosis": "Cause Diagnosis DtypeRow PassRecord Symptom",
+    "diagnosis": "Cause Diagnosis DiagnosisCost DtypeRow PassRecord PathStep Symptom",
     "equality": "Equality GradientError PassError TrainingCurve",
     "gradient_range": "GradientRange GradientRow LostUpdates ScaleWindow",
     "trace": "LayerRecord OpRecord RangeRecord TraceRecord",

@@ -10,6 +10,26 @@ from halfstep.records.gradient_range import GradientRange, LostUpdates
 from halfstep.records.plain import PlainRecord
 from halfstep.records.trace import LayerRecord, OpRecord
 
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisCost(PlainRecord):
+    """What a diagnosis cost, and what it left out to keep within its bound.
+
+    Attributes:
+        seconds: It took.
+        step_seconds: One plain forward and backward in FP32 took.
+        max_seconds: The bound.
+        notes_bytes: Memory of what the tracer kept for comparison, at its most.
+        left_out: What was not looked at for want of time.
+    """
+
+    seconds: float
+    step_seconds: float
+    max_seconds: float
+    notes_bytes: int
+    left_out: tuple[str, ...]
+
+
 Health = Literal["healthy", "precision", "not_precision"]
 
 # In the order in which one explains the next: a NaN in the batch explains every later op.
@@ -23,13 +43,32 @@ CAUSE_KINDS = (
     "underflow",
     "rounding",
     "silent_difference",
+    "loss_too_large",
     "gradient_underflow",
     "low_precision_weights",
     "half_loss",
     "lost_updates",
+    "state_stops",
+    "state_drifts",
     "training_differs",
     "scale_searching",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep(PlainRecord):
+    """One module on the way of a fault from its source to the loss.
+
+    Attributes:
+        module: Its path; empty for the loss function.
+        op: The first op there that hands the fault on.
+        relative_error: Of that op's result against FP32; inf where it is not finite, NaN where
+            FP32 has no such result.
+    """
+
+    module: str
+    op: str
+    relative_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +93,10 @@ class Cause(PlainRecord):
         evidence: Numbers that show it, in one sentence.
         explanation: What happens, in one or two sentences.
         remedy: What to do.
+        islands: Module patterns, as ``precision.toml`` takes them, that were tried on this batch
+            as FP32 islands, all together, and left it healthy; empty where none were.
+        path: From `op` to the loss (or a gradient), module by module.
+        shown_by: Where `op` rounds digits away, the op whose result is visibly wrong for it.
     """
 
     kind: str
@@ -69,6 +112,9 @@ class Cause(PlainRecord):
     evidence: str
     explanation: str
     remedy: str
+    islands: tuple[str, ...] = ()
+    shown_by: OpRecord | None = None
+    path: tuple[PathStep, ...] = ()
 
     @property
     def place(self) -> str:
@@ -166,6 +212,7 @@ class Diagnosis(PlainRecord):
         equality: Against FP32.
         symptoms: The named checks.
         dtypes: The dtype picture.
+        cost: Time and memory; ``None`` in records of older versions.
     """
 
     recipe: str
@@ -181,6 +228,7 @@ class Diagnosis(PlainRecord):
     equality: Equality | None
     symptoms: tuple[Symptom, ...]
     dtypes: tuple[DtypeRow, ...]
+    cost: DiagnosisCost | None = None
 
     @property
     def is_healthy(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from halfstep.records.floats import decode_floats, encode_floats
 
-Verdict = Literal["scale_searching", "never_finite", "bad_batch", "not_reproduced"]
+Verdict = Literal[
+    "scale_searching", "loss_too_large", "never_finite", "bad_batch", "not_reproduced"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,8 @@ class WindowDiagnosis:
     """What a replay of a skipped window found.
 
     Attributes:
-        verdict: ``"scale_searching"`` (finite at a lower loss scale), ``"never_finite"`` (inf or
+        verdict: ``"scale_searching"`` (finite at a lower loss scale that is allowed),
+            ``"loss_too_large"`` (finite only at one below `min_scale`), ``"never_finite"`` (inf or
             NaN at every scale that was tried), ``"bad_batch"`` (an input was not finite) or
             ``"not_reproduced"`` (the replay was finite).
         op: Name of the first op that made inf or NaN from finite inputs, as ``aten.mul``.
@@ -28,6 +32,10 @@ class WindowDiagnosis:
         scale: Loss scale of the window.
         finite_at_scale: The largest lower scale at which the window was finite, if any.
         buffers_restored: Whether module buffers are as before the window.
+        min_scale: The lowest loss scale that the run allows; ``None`` where it has none.
+        bad_input: Part of the batch that is not finite, as ``batch[0]``; of a window of several
+            micro-batches with their number, as ``micro-batch 2, batch[0]``.
+        bad_samples: Numbers of the samples in it that are not finite, from 0; the first eight.
     """
 
     verdict: Verdict
@@ -41,6 +49,9 @@ class WindowDiagnosis:
     scale: float
     finite_at_scale: float | None
     buffers_restored: bool
+    min_scale: float | None = None
+    bad_input: str = ""
+    bad_samples: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -50,9 +61,10 @@ class WindowDiagnosis:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> WindowDiagnosis:
         """The inverse of `to_dict`."""
-        numbers = ("largest_input", "finite_fraction", "scale", "finite_at_scale")
+        numbers = ("largest_input", "finite_fraction", "scale", "finite_at_scale", "min_scale")
         decoded = {k: decode_floats(v) if k in numbers else v for k, v in data.items()}
-        return cls(**{**decoded, "shape": tuple(data["shape"])})
+        samples = tuple(data.get("bad_samples", ()))
+        return cls(**{**decoded, "shape": tuple(data["shape"]), "bad_samples": samples})
 
     def __str__(self) -> str:
         if self.verdict == "not_reproduced":
@@ -60,10 +72,27 @@ class WindowDiagnosis:
         place = f"{self.op} in {self.module or 'the loss function'} ({self.phase}, {self.dtype})"
         where = f"first in {place}, largest input {self.largest_input:.4g}"
         if self.verdict == "bad_batch":
-            return f"a value of the batch is not finite; {where}"
+            return f"{self._bad_input()} is not finite; {where}"
         if self.verdict == "scale_searching":
             return (
                 f"the loss scale is searching: finite at {self.finite_at_scale:g} instead of"
                 f" {self.scale:g}; {where}"
             )
+        if self.verdict == "loss_too_large":
+            assert self.finite_at_scale is not None
+            assert self.min_scale is not None
+            bits = max(1, math.ceil(math.log2(self.min_scale / self.finite_at_scale)))
+            return (
+                f"no loss scale above min_scale={self.min_scale:g} helps: the loss is 2^{bits} too"
+                f" large (finite at a scale of 2^{round(math.log2(self.finite_at_scale))}); divide"
+                f" it, or allow a lower min_scale; {where}"
+            )
         return f"NaN or inf at any loss scale; {where}"
+
+    def _bad_input(self) -> str:
+        if not self.bad_input:
+            return "a value of the batch"
+        if not self.bad_samples:
+            return self.bad_input
+        numbers = ", ".join(map(str, self.bad_samples))
+        return f"{self.bad_input}, sample{'s' * (len(self.bad_samples) > 1)} {numbers},"

@@ -11,7 +11,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from halfstep.records import Cause, Diagnosis, DtypeRow, Equality, GradientRange, Symptom
+from halfstep.records import (
+    Cause,
+    Diagnosis,
+    DiagnosisCost,
+    DtypeRow,
+    Equality,
+    GradientRange,
+    Symptom,
+)
 from halfstep.records.step import format_number
 
 _PASS_TITLES = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "fp16 scaled": "FP16 scaled"}
@@ -38,6 +46,23 @@ def diagnosis_text(found: Diagnosis) -> Iterator[RenderableType]:
         yield equality_table(found)
         yield from _trained(found.equality)
     yield symptoms_table(found.symptoms)
+    if found.cost is not None:
+        yield Text(cost_text(found.cost), style="dim")
+
+
+def cost_text(cost: DiagnosisCost) -> str:
+    """Time and memory that a diagnosis took, its bound, and what it left out.
+
+    Args:
+        cost: Of the diagnosis.
+    """
+    steps = f" ({cost.seconds / cost.step_seconds:.0f} FP32 steps)" if cost.step_seconds else ""
+    text = (
+        f"took {cost.seconds:.3g} s{steps} of at most {cost.max_seconds:g} s, and"
+        f" {cost.notes_bytes / 2**20:.3g} MiB for notes"
+    )
+    left_out = ", ".join(cost.left_out)
+    return f"{text}; not looked at for want of time: {left_out}" if left_out else text
 
 
 def passes_table(found: Diagnosis) -> Table:

@@ -181,7 +181,8 @@ def _picture_row(row: GradientRow, axis: Axis) -> PictureRow:
     else:
         extent = f"{format_number(row.smallest)} to {format_number(row.largest)}"
     return PictureRow(
-        name=row.name or "the loss function",
+        name=(row.name if row.kind == "parameter" else row.name.partition(".")[2] or row.name)
+        or "the loss function",
         kind=row.kind,
         cells=_cells(row.histogram, axis),
         extent=extent,

@@ -78,6 +78,13 @@ class PageFile:
             self.is_written = True
 
 
+def _dotted(name: str) -> str:
+    """A name of a module or parameter that may be broken after its dots."""
+    from markupsafe import Markup, escape  # comes with Jinja2
+
+    return Markup("<wbr>").join(escape(part) for part in name.replace(".", ".\0").split("\0"))
+
+
 @cache
 def _environment() -> Environment:
     try:
@@ -98,6 +105,7 @@ def _environment() -> Environment:
         "percent": write_percent,
         "scale": write_scale,
         "whole": "{:,}".format,
+        "dotted": _dotted,
     }
     environment.filters.update(filters)
     return environment

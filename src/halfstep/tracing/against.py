@@ -45,7 +45,7 @@ class Against:
     Args:
         low, low_ops: The pass, with samples.
         reference, reference_ops: The FP32 pass, with samples.
-        loss_scale: Of the low pass; its backward values are divided by it.
+        loss_scale: Of the low pass; the values that carry it are divided by it.
 
     Attributes:
         differences: Index of a result of the low pass to its difference, where there is a partner.
@@ -62,6 +62,7 @@ class Against:
     ) -> None:
         self._low = low
         self._scale = loss_scale
+        self._reference = reference
         self.partner: dict[int, int] = {}
         self.differences: dict[int, Difference] = {}
         by_place = {_place(op): op.index for op in reference_ops if op.op != _CAST}
@@ -80,6 +81,15 @@ class Against:
         """
         origins = self._low.origins.get(self._low.seen[position].first, ())
         return [o.position for o in origins if o.position is not None]
+
+    def reference(self, position: int) -> Tensor | None:
+        """The reference's sample of a result, where it has a partner.
+
+        Args:
+            position: Index of a result.
+        """
+        partner = self.partner.get(position)
+        return None if partner is None else self._reference.samples[partner]
 
     def _reference_of(
         self,
@@ -105,7 +115,7 @@ class Against:
 
     def _difference(self, op: OpRecord, reference: Tensor) -> Difference:
         low = self._low.samples[op.index].double()
-        if op.phase == "backward":
+        if op.index in self._low.scaled:
             low = low / self._scale
         reference = reference.double()
         known = torch.isfinite(reference)
@@ -124,7 +134,7 @@ class Against:
 
     def _underflow(self, op: OpRecord, lost: Tensor) -> int:
         format = format_of(op.dtype)
-        scale = self._scale if op.phase == "backward" else 1.0
+        scale = self._scale if op.index in self._low.scaled else 1.0
         if format is None:
             return 0
         return int((lost.abs() * scale <= format.smallest_subnormal / 2).sum())

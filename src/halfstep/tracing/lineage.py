@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from halfstep.tracing.module_paths import Models, OnResult
 from halfstep.tracing.op_trace import OpTrace
 from halfstep.tracing.op_walk import OpKind, Place, is_measurable, tensors_in
 
-_SAMPLE = 1 << 14  # values kept of each result; a smaller one is kept whole
+_SAMPLE = 1 << 13  # values kept of each result; a smaller one is kept whole
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Lineage(OpTrace):
         leaves: Name of each weight, buffer and part of the batch, by `memory_of`.
         examine: Indices (of an op's first result) at which inputs and outputs are looked at in
             full. That waits for the device, so it is for the few ops that a first pass found.
-        keep_samples: Keep up to 16,384 values of every result, for comparison with another pass.
+        keep_samples: Keep up to 8,192 values of every result, for comparison with another pass.
         on_result: As for `ModulePaths`.
 
     Attributes:
@@ -84,6 +85,8 @@ class Lineage(OpTrace):
         samples: One per result, on the device, in float32 (float64 stays).
         cast_from: For a cast of what no op made: a sample of its input, by index of the result.
         cast_whole: Casts of a whole result, in its order of values; others are of a view.
+        scaled: Results that carry the loss scale: they were made from the gradient of the loss.
+            What activation checkpointing computes again in backward is not among them.
     """
 
     def __init__(
@@ -105,8 +108,15 @@ class Lineage(OpTrace):
         self._layouts: list[tuple[object, ...]] = []
         self._leaves = dict(leaves or {})
         self._writers: dict[int, int] = {}
+        self.scaled: set[int] = set()
+        self._seeds: set[int] = set()
+        self._is_scaled = False
         self._examine = frozenset(examine)
         self._keep_samples = keep_samples
+
+    def mark_scaled(self, seed: Tensor) -> None:
+        """Follow the loss scale from here: the gradient of the loss with respect to itself."""
+        self._seeds.add(memory_of(seed))
 
     def origin(self, tensor: Tensor) -> Origin:
         """Where a tensor came from; ask while it is alive."""
@@ -120,6 +130,9 @@ class Lineage(OpTrace):
         first = len(self.seen)
         tensors = tensors_in((args, kwargs))
         self.origins[first] = tuple(self.origin(t) for t in tensors)
+        self._is_scaled = any(o.position in self.scaled for o in self.origins[first]) or any(
+            memory_of(t) in self._seeds for t in tensors
+        )
         if first in self._examine:
             self.inputs[first] = [_examined(t, self.origin(t)) for t in tensors]
         if self._keep_samples and kind.name == "aten._to_copy" and tensors:
@@ -140,13 +153,18 @@ class Lineage(OpTrace):
 
     def passed(self, func: Any, args: Any, kwargs: Any, result: Any, positions: range) -> None:
         """Note who wrote which memory; what is not traced forgets it."""
+        if self._is_scaled:
+            self.scaled.update(positions)
         position = iter(positions)
         results = result if isinstance(result, (tuple, list)) else (result,)
         for tensor in results:
             if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
                 continue
+            if is_traceable_wrapper_subclass(tensor):
+                continue
             if len(positions) and is_measurable(tensor):
                 self._writers[memory_of(tensor)] = next(position)
+                self._seeds.discard(memory_of(tensor))
             else:
                 self._writers.pop(memory_of(tensor), None)
         if not positions:
@@ -159,7 +177,7 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def sample(values: Tensor) -> Tensor:
-    """Up to 16,384 evenly spaced values as a flat float32 copy (float64 stays float64)."""
+    """Up to 8,192 evenly spaced values as a flat float32 copy (float64 stays float64)."""
     flat = values.detach().reshape(-1)
     step = -(-flat.numel() // _SAMPLE)
     kept = flat[::step]

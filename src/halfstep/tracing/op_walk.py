@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from halfstep.tracing.module_paths import Models, ModulePaths, OnResult, models_in
 from halfstep.tracing.source_lines import Line, user_line
@@ -17,6 +17,7 @@ from halfstep.tracing.source_lines import Line, user_line
 # They hand out memory as it is; looking at it would find what lies there by chance.
 _UNINITIALISED = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted",
                   "new_empty_strided")  # fmt: skip
+_PLAIN = (Tensor, torch.nn.Parameter)
 _MEASURABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _FLOATING = frozenset(d for d in vars(torch).values()
                       if isinstance(d, torch.dtype) and d.is_floating_point)  # fmt: skip
@@ -204,12 +205,17 @@ def _kind_of(func: Any) -> OpKind:
 
 
 def is_measurable(tensor: Tensor) -> bool:
-    """Whether a result has values that can be looked at."""
+    """Whether a result has values that can be looked at.
+
+    A tensor that wraps others (an FP8 tensor and its scale) has none of its own, and does not
+    support the ops that look.
+    """
     return (
         tensor.dtype in _MEASURABLE
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and tensor.numel() > 0
+        and (type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor))
     )
 
 

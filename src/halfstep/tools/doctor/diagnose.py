@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,34 +17,32 @@ from halfstep.records import (
     BadValueError,
     Cause,
     Diagnosis,
+    DiagnosisCost,
     Equality,
     GradientRange,
     HalfstepError,
     RefusedOpError,
 )
 from halfstep.records.diagnosis import Health
-from halfstep.tools.doctor import advice
-from halfstep.tools.doctor.causes import (
-    Examination,
+from halfstep.tools.doctor.causes import advice
+from halfstep.tools.doctor.causes.broken import (
     broken_passes,
     half_losses,
     merged,
     poisoned_buffers,
-    silent_differences,
 )
-from halfstep.tools.doctor.dtypes import dtype_rows
-from halfstep.tools.doctor.equality import compare_runs, training_causes
-from halfstep.tools.doctor.given import given_causes, made
-from halfstep.tools.doctor.gradient_range import gradient_range
-from halfstep.tools.doctor.lost_updates import TriedUpdate, lost_causes, try_update
-from halfstep.tools.doctor.one_batch import OneBatch
-from halfstep.tools.doctor.pass_errors import pass_error
-from halfstep.tools.doctor.passes import INIT_SCALE, Pass, largest_finite_scale, trace_pass
-from halfstep.tools.doctor.profile import write_profile
-from halfstep.tools.doctor.reproduction import write_reproduction
-from halfstep.tools.doctor.symptoms import Findings, check_symptoms, checked_names
-from halfstep.tools.doctor.underflow import gradient_underflow
-from halfstep.tracing.against import Against
+from halfstep.tools.doctor.causes.given import given_causes, made
+from halfstep.tools.doctor.causes.underflow import gradient_underflow
+from halfstep.tools.doctor.checks.dtypes import dtype_rows
+from halfstep.tools.doctor.checks.profile import write_profile
+from halfstep.tools.doctor.checks.reproduction import write_reproduction
+from halfstep.tools.doctor.checks.symptoms import Findings, check_symptoms, checked_names
+from halfstep.tools.doctor.examination import Examination
+from halfstep.tools.doctor.runs.gradient_range import gradient_range
+from halfstep.tools.doctor.runs.lost_updates import TriedUpdate, lost_causes, try_update
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.passes import INIT_SCALE, Pass, largest_finite_scale, trace_pass
+from halfstep.tools.doctor.runs.training import compare_runs, training_causes
 from halfstep.tracing.source_lines import line_of_error, line_text
 from halfstep.training import Recipe
 from halfstep.training.rng import rng_state, set_rng_state
@@ -64,6 +63,7 @@ def diagnose(
     steps: int = 0,
     symptoms: Sequence[str] = (),
     max_norm: float | None = None,
+    max_seconds: float = 600.0,
     repro: str | Path | None = None,
     profile: str | Path | None = None,
 ) -> Diagnosis:
@@ -83,6 +83,8 @@ def diagnose(
         symptoms: Names of checks that need runs of their own (``"schedule-ahead"``,
             ``"no-speed-up"``, ``"resume"``), or ``"all"``; the others always run.
         max_norm: To what you clip; for the check ``"clipped-gradients"``.
+        max_seconds: No further run is begun after so long; what was left out is in
+            `Diagnosis.cost`. The FP32 pass and one pass in 16 bits always run.
         repro: A folder for the failing op's inputs and a script that shows the failure with torch
             alone; written only where an op fails.
         profile: A ``.json`` file for a profiler trace of one step in every format that runs; for
@@ -101,12 +103,15 @@ def diagnose(
         raise BadValueError(f"batch must be a whole number of at least 0, got {batch!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise BadValueError(f"steps must be a whole number of at least 0, got {steps!r}.")
+    is_number = isinstance(max_seconds, (int, float)) and not isinstance(max_seconds, bool)
+    if not is_number or not max_seconds > 0:
+        raise BadValueError(f"max_seconds must be a number above 0, got {max_seconds!r}.")
     rules = _checked_policy(policy)
     names = checked_names(symptoms)
     place = checked_device(device)
     before = rng_state()
     try:
-        examined = _Examined(OneBatch(recipe, batch, seed, place), rules, seed)
+        examined = _Examined(OneBatch(recipe, batch, seed, place), rules, seed, max_seconds)
         try:
             found = examined.diagnosis(steps, names, max_norm)
             if repro is not None:
@@ -139,38 +144,50 @@ def _checked_policy(policy: object) -> Policy:
 class _Examined:
     """The steps of a diagnosis; each adds causes."""
 
-    def __init__(self, subject: OneBatch, rules: Policy, seed: int) -> None:
+    def __init__(self, subject: OneBatch, rules: Policy, seed: int, max_seconds: float) -> None:
+        self.started = time.monotonic()
+        self.max_seconds = max_seconds
+        self.step_seconds = 0.0
         self.subject = subject
         self.rules = rules
         rules.attach(subject.model)
         self.seed = seed
         self.causes: list[Cause] = given_causes(subject)
-        self.found = Examination(subject, {})
+        self.found = Examination(subject, {}, deadline=self.started + max_seconds)
         self.range: GradientRange | None = None
         self.update = TriedUpdate((), {})
 
     def diagnosis(self, steps: int, symptoms: Sequence[str], max_norm: float | None) -> Diagnosis:
         """Run everything."""
+        began = time.monotonic()
         self.subject.run(self.policy("fp32"))  # untraced: an error of the user's own looks like one
+        self.subject.reset()
+        self.step_seconds = time.monotonic() - began
+        logger.info(
+            "one FP32 step takes %.3g s; the diagnosis ends after %.4g s at the latest",
+            self.step_seconds,
+            self.max_seconds,
+        )
         self.found.passes["fp32"] = trace_pass(self.subject, "fp32", self.policy("fp32"))
         for name, format, scale in PASSES:
-            self._run(name, format, scale)
+            if len(self.found.passes) < 2 or self.found.has_time(f"the pass {name}"):
+                self._run(name, format, scale)
         self._settle_scale()
         if self.found.passes["fp32"].is_finite:
             self._find_range()
+        self.causes += broken_passes(self.found)
+        self.causes += half_losses(self.found)
+        if self.found.passes["fp32"].is_finite and self.found.has_time("an update on trial"):
             self.update = self._try_update()
             self.causes += lost_causes(self.update.lost)
-        self.causes += half_losses(self.found)
-        self.causes += broken_passes(self.found)
-        self.causes += silent_differences(self.found)
         self.causes += poisoned_buffers(self.found)
-        equality = self._compare(steps)
-        self.causes += training_causes(equality)
+        equality, state = self._compare(steps)
+        self.causes += state + training_causes(equality)
         causes = merged(self.causes)
         errors = [cause for cause in causes if cause.severity == "error"]
         passes = self.found.passes
         findings = Findings(
-            self.found, self.range, self.update.lost, causes, self.policy, max_norm, self.seed
+            self.found, self.range, self.update, causes, self.policy, max_norm, self.seed
         )
         return Diagnosis(
             recipe=self.subject.recipe.name,
@@ -186,6 +203,18 @@ class _Examined:
             equality=equality,
             symptoms=check_symptoms(findings, symptoms),
             dtypes=dtype_rows(self.subject, passes, self.update.state),
+            cost=self._cost(),
+        )
+
+    def _cost(self) -> DiagnosisCost:
+        lineages = [p.lineage for p in self.found.passes.values()]
+        notes = sum(s.numel() * s.element_size() for each in lineages for s in each.samples)
+        return DiagnosisCost(
+            seconds=time.monotonic() - self.started,
+            step_seconds=self.step_seconds,
+            max_seconds=float(self.max_seconds),
+            notes_bytes=notes,
+            left_out=tuple(self.found.left_out),
         )
 
     def _try_update(self) -> TriedUpdate:
@@ -195,8 +224,10 @@ class _Examined:
             logger.warning("no update could be tried (%s); lost updates are not known", error)
             return TriedUpdate((), {})
 
-    def _compare(self, steps: int) -> Equality:
+    def _compare(self, steps: int) -> tuple[Equality, list[Cause]]:
         errors = list(self.found.errors.values())
+        if steps and not self.found.has_time("the training runs"):
+            steps = 0
         try:
             return compare_runs(
                 self.subject.recipe,
@@ -209,7 +240,7 @@ class _Examined:
             )
         except HalfstepError as error:
             logger.warning("no runs to compare: %s", error)
-            return Equality(tuple(errors), (), math.nan, {})
+            return Equality(tuple(errors), (), math.nan, {}), []
 
     def policy(self, format: str) -> Policy:
         """The user's rules in a format."""
@@ -225,7 +256,7 @@ class _Examined:
             self.causes.append(_cannot_run(name, error))
             self.subject.reset()
             return
-        self._keep(low)
+        self.found.keep(low)
 
     def _fails_untraced(self, format: str, scale: float) -> bool:
         try:
@@ -234,24 +265,25 @@ class _Examined:
             return True
         return False
 
-    def _keep(self, low: Pass) -> None:
-        fp32 = self.found.passes["fp32"]
-        self.found.passes[low.name] = low
-        if fp32.is_finite:
-            beside = Against(low.lineage, low.ops, fp32.lineage, fp32.ops, low.loss_scale)
-            self.found.beside[low.name] = beside
-            self.found.errors[low.name] = pass_error(low, fp32)
-
     def _settle_scale(self) -> None:
         """Where only the scale is too large, go on with one that is not, as training would."""
         plain, scaled = self.found.passes.get("fp16"), self.found.passes.get("fp16 scaled")
-        if plain is None or scaled is None or scaled.is_finite or not plain.is_finite:
+        if plain is None or scaled is None or scaled.is_finite or not math.isfinite(plain.loss):
+            return
+        if not self.found.passes["fp32"].is_finite:
+            return
+        if not self.found.has_time("a loss scale that fits"):
             return
         scale = largest_finite_scale(self.subject, scaled.policy, scaled.loss_scale)
         if scale is None:
             return
-        self.causes.append(_searching(scaled, scale))
-        self._keep(trace_pass(self.subject, scaled.name, scaled.policy, scale))
+        low = trace_pass(self.subject, scaled.name, scaled.policy, scale)
+        if scale >= 1:
+            self.causes.append(_searching(scaled, scale))
+            self.found.keep(low)
+        elif not self.found.wrong(low):
+            self.causes.append(_too_large(self.found.passes["fp32"], scale))
+            self.found.fp16_is_explained = True
 
     def _find_range(self) -> None:
         passes, beside = self.found.passes, self.found.beside
@@ -259,8 +291,10 @@ class _Examined:
         low, other = (passes[name], beside[name]) if name is not None else (None, None)
         self.range = gradient_range(self.subject, passes["fp32"], low, other)
         scaled = passes.get("fp16 scaled")
-        if scaled is not None and scaled.is_finite:
-            self.causes += gradient_underflow(self.range, scaled, beside.get("fp16 scaled"))
+        if scaled is None or not scaled.is_finite:
+            return
+        if not any(name.startswith("output ") for name in self.found.wrong(scaled)):
+            self.causes += gradient_underflow(self.found, self.range, scaled)
 
 
 def _kind_of_health(first: Cause) -> Health:
@@ -284,6 +318,25 @@ def _searching(scaled: Pass, scale: float) -> Cause:
             remedy=f"Nothing; or start at DynamicLossScale(init_scale={scale:g}).",
         ),
         op=op,
+    )
+
+
+def _too_large(fp32: Pass, scale: float) -> Cause:
+    """No loss scale of at least 1 helps, and a smaller one does."""
+    bits = round(-math.log2(scale))
+    return made(
+        "loss_too_large",
+        "overflow",
+        ("fp16", "fp16 scaled"),
+        is_precision=True,
+        subject="the loss",
+        evidence=f"gradient norm {fp32.grad_norm:.4g}; not finite at a loss scale of 1, finite and"
+        f" right at 2^-{bits}",
+        explanation="No loss scale above min_scale=1 helps, so that FP16 skips every update: the"
+        f" loss is 2^{bits} too large. It is finite in itself; its gradients do not fit.",
+        remedy=f"Divide the loss by 2.0**{bits} (a mean instead of a sum?), or allow the scale:"
+        f" DynamicLossScale(init_scale=2.0**-{bits}, min_scale=2.0**-{bits + 8}). Tried on this"
+        " batch: healthy.",
     )
 
 

@@ -510,6 +510,7 @@ class Engine:
             parameters=[p for slot in slots for p in slot.parameters()],
             loss_fn=loss_fn,
             batches=batches,
+            min_scale=getattr(self.loss_scale, "min_scale", None),
         )
 
     @contextlib.contextmanager

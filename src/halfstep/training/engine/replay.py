@@ -25,7 +25,8 @@ from halfstep.update.optimizers.norm import GradientNorm
 logger = logging.getLogger("halfstep")
 
 _STEP = 4.0  # between the scales that are tried, downwards
-_SMALLEST = 2.0**-14
+_SMALLEST = 2.0**-40
+_MOST_SAMPLES = 8  # that are named
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Replay:
         batches: The window.
         rng: State of the generators before the window.
         buffers: Module buffers from before the window.
+        min_scale: The lowest loss scale that the run may use; ``None`` for a scale without a floor.
     """
 
     models: Sequence[nn.Module]
@@ -51,10 +53,11 @@ class Replay:
     batches: Sequence[Any]
     rng: dict[str, Any]
     buffers: list[BufferRollback]
+    min_scale: float | None = None
 
     @classmethod
     def of(cls, **settings: Any) -> Replay:
-        """A replay of the window that is about to begin; takes the attributes but the last two."""
+        """A replay of the window that is about to begin; takes the attributes it cannot save."""
         buffers = _remembered(settings["models"])
         return cls(rng=rng_state(), buffers=buffers, **settings)
 
@@ -90,11 +93,15 @@ class Replay:
             bad = find_first_bad_op(self.models, lambda: self._results(scale, nominal))
             if bad is None:
                 return _result("not_reproduced", None, scale, None)
-            if not self._batch_is_finite():
-                return _result("bad_batch", bad, scale, None)
+            if (bad_input := self._bad_input()) is not None:
+                name, samples = bad_input
+                found = _result("bad_batch", bad, scale, None)
+                return replace(found, bad_input=name, bad_samples=samples)
             finite_at = self._largest_finite_scale(scale, nominal)
             verdict: Verdict = "never_finite" if finite_at is None else "scale_searching"
-            return _result(verdict, bad, scale, finite_at)
+            if finite_at is not None and self.min_scale is not None and finite_at < self.min_scale:
+                verdict = "loss_too_large"
+            return replace(_result(verdict, bad, scale, finite_at), min_scale=self.min_scale)
         finally:
             self._clean_up()
             for buffers in buffers_after:
@@ -126,14 +133,31 @@ class Replay:
         scale /= _STEP
         while scale >= _SMALLEST:
             if math.isfinite(float(self._run(scale, nominal))):
-                return scale
+                is_allowed = self.min_scale is None or scale >= self.min_scale
+                return scale if is_allowed else self._refined(scale, nominal)
             scale /= _STEP
         return None
 
-    def _batch_is_finite(self) -> bool:
-        leaves = pytree.tree_leaves(list(self.batches))
-        tensors = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
-        return all(bool(torch.isfinite(t).all()) for t in tensors)
+    def _refined(self, scale: float, nominal: float) -> float:
+        """The largest power of two: it says by how much the loss is too large."""
+        twice = 2 * scale
+        return twice if math.isfinite(float(self._run(twice, nominal))) else scale
+
+    def _bad_input(self) -> tuple[str, tuple[int, ...]] | None:
+        """The first part of the batches that is not finite, with the samples that are not."""
+        for number, batch in enumerate(self.batches):
+            parts, _ = pytree.tree_flatten_with_path(batch)
+            for path, leaf in parts:
+                if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                    continue
+                bad = ~torch.isfinite(leaf.detach())
+                if not bool(bad.any()):
+                    continue
+                which = f"micro-batch {number}, " if len(self.batches) > 1 else ""
+                rows = bad.reshape(len(bad), -1).any(1).nonzero() if bad.dim() else bad[:0]
+                samples = tuple(int(row) for row in rows.flatten()[:_MOST_SAMPLES])
+                return f"{which}batch{pytree.keystr(path)}", samples
+        return None
 
     def _inputs(self) -> list[Tensor]:
         return [p for p in self.parameters if p.requires_grad]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from halfstep.precision import Policy
 from halfstep.records import BadValueError
-from halfstep.tracing.layers import first_tensor
+from halfstep.tools.doctor.runs.products import gpu_products
 from halfstep.tracing.lineage import memory_of
 from halfstep.tracing.module_paths import parameter_path
+from halfstep.tracing.op_walk import tensors_in
 from halfstep.training import LossSum, Recipe
 from halfstep.training.followers.buffers import BufferRollback
 from halfstep.training.rng import rng_state, set_rng_state
@@ -25,6 +27,16 @@ from halfstep.training.run.data.windows import one_batch, to_device
 from halfstep.training.window.loss import check_loss
 from halfstep.update import power_of_two_near
 from halfstep.update.loss_scale.base import promote
+
+_NOTHING = contextlib.nullcontext()
+
+
+def _eagerly() -> contextlib.AbstractContextManager[Any]:
+    """Compiled code runs op by op, so that each is seen; what is not loaded compiled nothing."""
+    if "torch._dynamo" not in sys.modules:
+        return _NOTHING
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @dataclass(frozen=True)
@@ -35,13 +47,13 @@ class Ends:
         loss: As the loss function returned it.
         divisor: Of a `LossSum`, else 1.
         nominal: What the loss was divided by in backward.
-        output: The model's result, its first tensor; ``None`` if it has none.
+        outputs: Floating-point tensors of the model's result.
     """
 
     loss: Tensor
     divisor: float
     nominal: float
-    output: Tensor | None
+    outputs: tuple[Tensor, ...]
 
 
 class OneBatch:
@@ -73,7 +85,9 @@ class OneBatch:
         self._gradients = {p: p.grad for p in self.model.parameters()}
         self._buffers = BufferRollback(self.model)
         self._buffers.remember()
-        self.model.train()
+        for each in made.values() if isinstance(made, dict) else [made]:
+            if not each.training:
+                each.train()  # else what the factory froze stays in eval mode
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -95,16 +109,39 @@ class OneBatch:
             if isinstance(leaf, Tensor) and leaf.is_floating_point()
         }
 
-    def run(self, policy: Policy, loss_scale: float = 1.0) -> Ends:
+    def run(
+        self,
+        policy: Policy,
+        loss_scale: float = 1.0,
+        on_seed: Callable[[Tensor], None] | None = None,
+        inside: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> Ends:
         """Forward and backward from the same state; the gradients lie in ``.grad``.
 
         Args:
             policy: Of the forward.
             loss_scale: Multiplies the loss.
+            on_seed: Given the gradient of the loss, before backward.
+            inside: A context for the forward, below the policy.
         """
         self.reset()
-        outputs: list[Tensor | None] = []
-        with self._catching_output(outputs), policy.autocast(self.device.type):
+        is_traced = _get_current_dispatch_mode() is not None  # which brings them along, below it
+        with _NOTHING if is_traced else gpu_products(policy, self.device), _eagerly():
+            return self._run(policy, loss_scale, on_seed, inside or _NOTHING)
+
+    def _run(
+        self,
+        policy: Policy,
+        loss_scale: float,
+        on_seed: Callable[[Tensor], None] | None,
+        inside: contextlib.AbstractContextManager[Any],
+    ) -> Ends:
+        outputs: list[Tensor] = []
+        with (
+            self._catching_output(outputs),
+            policy.autocast(self.device.type),
+            inside,
+        ):
             loss = self.recipe.loss_fn(self._argument, self.batch)
         total = loss.total if isinstance(loss, LossSum) else loss
         check_loss(total)
@@ -119,8 +156,10 @@ class OneBatch:
             scalar = promote(total).reshape(())
             with _disable_current_modes():  # no op of ours belongs into a trace
                 seed = torch.full_like(scalar.detach(), loss_scale / nominal)
+            if on_seed is not None:
+                on_seed(seed)
             torch.autograd.backward(scalar, seed)
-        return Ends(total.detach(), divisor, nominal, outputs[0] if outputs else None)
+        return Ends(total.detach(), divisor, nominal, tuple(outputs))
 
     def reset(self) -> None:
         """Buffers and generators as at the start, no gradients."""
@@ -146,10 +185,9 @@ class OneBatch:
         return parameter_path(self.model, name)
 
     @contextlib.contextmanager
-    def _catching_output(self, outputs: list[Tensor | None]) -> Iterator[None]:
+    def _catching_output(self, outputs: list[Tensor]) -> Iterator[None]:
         def keep(module: nn.Module, args: Any, result: Any) -> None:
-            tensor = first_tensor(result)
-            outputs[:] = [tensor.detach() if tensor is not None else None]
+            outputs[:] = [tensor.detach() for tensor in tensors_in(result)]
 
         handle = self.model.register_forward_hook(keep)
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from halfstep.records import GradientError, PassError
-from halfstep.tools.doctor.passes import Pass
+from halfstep.tools.doctor.runs.passes import Pass
 
 
 def pass_error(low: Pass, fp32: Pass) -> PassError:
@@ -30,7 +32,7 @@ def pass_error(low: Pass, fp32: Pass) -> PassError:
     )
     return PassError(
         name=low.name,
-        output_error=_output_error(low.output, fp32.output),
+        output_error=_output_error(low.outputs, fp32.outputs),
         loss_error=abs(low.loss - fp32.loss) / abs(fp32.loss) if fp32.loss else 0.0,
         cosine=_cosine(total),
         relative_error=_relative(total),
@@ -56,10 +58,28 @@ def _relative(products: tuple[float, ...]) -> float:
     return math.sqrt(products[3] / products[1]) if products[1] else 0.0
 
 
-def _output_error(low: Tensor | None, reference: Tensor | None) -> float:
-    if low is None or reference is None or low.shape != reference.shape:
+def _output_error(low: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """Of the worst result; NaN without one."""
+    if not low or len(low) != len(reference):
         return math.nan
-    gap, size = float((low.double() - reference.double()).norm()), float(reference.double().norm())
+    return max(sample_error(a, b) for a, b in zip(low, reference, strict=True))
+
+
+def sample_error(low: Tensor, reference: Tensor) -> float:
+    """Relative error of one sample against another, where the reference is finite.
+
+    Args:
+        low: The sample.
+        reference: The same in FP32.
+
+    Returns:
+        inf where the sample is not finite, NaN where the shapes differ.
+    """
+    if low.shape != reference.shape:
+        return math.nan
+    known = torch.isfinite(reference)
+    wanted = reference[known].double()
+    gap, size = float((low[known].double() - wanted).norm()), float(wanted.norm())
     if not math.isfinite(gap):
         return math.inf
     return gap / size if size else 0.0

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from halfstep.records import Cause, LostUpdates
-from halfstep.tools.doctor.given import ALL, made
-from halfstep.tools.doctor.one_batch import OneBatch
-from halfstep.tools.doctor.passes import Pass
+from halfstep.tools.doctor.causes.given import ALL, made
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.passes import Pass
 from halfstep.tracing.op_trace import dtype_name
 
 _MUCH = 0.1  # of the gradients' squared norm: from there on it is a cause
@@ -26,10 +26,12 @@ class TriedUpdate:
     Attributes:
         lost: Per parameter.
         state: Dtype of the optimizer's state of each parameter, as ``float32``.
+        still_zero: Parameters whose gradient is 0 in FP32, before the update and after it.
     """
 
     lost: tuple[LostUpdates, ...]
     state: dict[str, str]
+    still_zero: tuple[str, ...] = ()
 
 
 def try_update(subject: OneBatch, fp32: Pass) -> TriedUpdate:
@@ -58,6 +60,7 @@ def try_update(subject: OneBatch, fp32: Pass) -> TriedUpdate:
                 for name, p in parameters.items()
             ),
             state={name: _state_dtypes(state.get(p, {})) for name, p in parameters.items()},
+            still_zero=_still_zero(subject, fp32),
         )
     finally:
         with torch.no_grad():
@@ -66,6 +69,16 @@ def try_update(subject: OneBatch, fp32: Pass) -> TriedUpdate:
         for each, before_it in zip(optimizers, states, strict=True):
             each.load_state_dict(before_it)
         subject.reset()
+
+
+def _still_zero(subject: OneBatch, fp32: Pass) -> tuple[str, ...]:
+    """A gradient of 0 is no dead weight if the first update of another one ends it (LoRA)."""
+    zero = [n for n, g in fp32.gradients.items() if g is not None and not bool(g.any())]
+    if not zero:
+        return ()
+    subject.run(fp32.policy)
+    parameters = subject.parameters
+    return tuple(n for n in zero if (g := parameters[n].grad) is None or not bool(g.any()))
 
 
 def _compared(

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from halfstep.records import DtypeRow
-from halfstep.tools.doctor.one_batch import OneBatch
-from halfstep.tools.doctor.passes import Pass
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.passes import Pass
 from halfstep.tracing.op_trace import dtype_name
 
 

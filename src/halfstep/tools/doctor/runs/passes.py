@@ -12,7 +12,8 @@ from torch import Tensor
 from halfstep.precision import Policy
 from halfstep.records import OpRecord, PassRecord
 from halfstep.records.trace import LayerRecord
-from halfstep.tools.doctor.one_batch import OneBatch
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.products import gpu_products
 from halfstep.tracing.capture import Call, Capture
 from halfstep.tracing.first_bad_op import BadOp, described
 from halfstep.tracing.layers import LayerMagnitudes
@@ -20,6 +21,7 @@ from halfstep.tracing.lineage import Lineage, sample
 from halfstep.tracing.producer import Producer, bad_starts, first_producer, producers
 
 INIT_SCALE = 2.0**16
+_LOWEST = -64  # exponent of the smallest loss scale that is tried
 
 
 @dataclass
@@ -37,10 +39,10 @@ class Pass:
         ops: All ops.
         lineage: Where their inputs came from, with samples.
         layers: Results of modules and gradients that came back to them.
-        output: Sample of the model's result.
+        outputs: Samples of the model's results.
         ends: Indices of what matters: loss first, then the parameters' gradients.
         gradient_ends: Parameter name to the index of its gradient.
-        output_end: Index of the model's result.
+        output_ends: Indices of the model's results; ``None`` for one that no op made.
         bad_buffers: Names of buffers that are finite before the run and not after it.
         bad: The op that broke it.
         producer: The same, as found.
@@ -56,10 +58,10 @@ class Pass:
     ops: Sequence[OpRecord]
     lineage: Lineage
     layers: list[LayerRecord]
-    output: Tensor | None
+    outputs: list[Tensor]
     ends: list[int]
     gradient_ends: dict[str, int]
-    output_end: int | None
+    output_ends: list[int | None]
     bad_buffers: list[str]
     bad: BadOp | None = None
     producer: Producer | None = field(default=None, repr=False)
@@ -109,8 +111,8 @@ def trace_pass(subject: OneBatch, name: str, policy: Policy, loss_scale: float =
     layers = LayerMagnitudes(backward=True, count=True)
     finite_before = _finite_buffers(subject)
     lineage = Lineage(subject.model, subject.leaves(), keep_samples=True, on_result=layers.note)
-    with lineage:
-        ends = subject.run(policy, loss_scale)
+    with gpu_products(policy, subject.device), lineage:
+        ends = subject.run(policy, loss_scale, lineage.mark_scaled)
     parameters = subject.parameters
     unit = loss_scale * ends.divisor / ends.nominal
     gradients = {n: p.grad for n, p in parameters.items()}
@@ -120,7 +122,6 @@ def trace_pass(subject: OneBatch, name: str, policy: Policy, loss_scale: float =
         if g is not None and (position := lineage.origin(g).position) is not None
     }
     loss_end = lineage.origin(ends.loss).position
-    output_end = lineage.origin(ends.output).position if ends.output is not None else None
     found = Pass(
         name=name,
         policy=policy,
@@ -132,10 +133,10 @@ def trace_pass(subject: OneBatch, name: str, policy: Policy, loss_scale: float =
         ops=lineage.read().ops,
         lineage=lineage,
         layers=layers.read(),
-        output=sample(ends.output) if ends.output is not None else None,
+        outputs=[sample(output) for output in ends.outputs],
         ends=[] if loss_end is None else [loss_end],
         gradient_ends=gradient_ends,
-        output_end=output_end,
+        output_ends=[lineage.origin(output).position for output in ends.outputs],
         bad_buffers=sorted(finite_before - _finite_buffers(subject)),
     )
     _find_producer(subject, found)
@@ -152,30 +153,47 @@ def capture(subject: OneBatch, found: Pass, position: int) -> Call | None:
         position: Index of a result of the op.
     """
     walk = Capture(found.lineage.seen[position].first)
-    with walk:
+    with gpu_products(found.policy, subject.device), walk:
         subject.run(found.policy, found.loss_scale)
     subject.reset()
     return walk.call
 
 
 def largest_finite_scale(subject: OneBatch, policy: Policy, below: float) -> float | None:
-    """The largest scale under `below`, in steps of 2, at which loss and gradients are finite.
+    """The largest power of two under `below` at which loss and gradients are finite.
 
     Args:
         subject: Model and batch.
         policy: Of the forward.
-        below: Where to begin.
+        below: A power of two at which they are not.
+
+    Returns:
+        ``None`` if none down to 2^-64 is.
     """
-    scale = below / 2
-    while scale >= 2.0**-24:
-        subject.run(policy, scale)
+
+    def is_finite(exponent: int) -> bool:
+        ends = subject.run(policy, 2.0**exponent)
         gradients = [p.grad for p in subject.parameters.values() if p.grad is not None]
-        if all(bool(torch.isfinite(g).all()) for g in gradients):
-            subject.reset()
-            return scale
-        scale /= 2
-    subject.reset()
-    return None
+        finite = bool(torch.isfinite(ends.loss).all()) and all(
+            bool(torch.isfinite(g).all()) for g in gradients
+        )
+        subject.reset()
+        return finite
+
+    bad, good, step = round(math.log2(below)), None, 1
+    while good is None and bad > _LOWEST:  # most searches end near where they begin
+        exponent = max(bad - step, _LOWEST)
+        if is_finite(exponent):
+            good = exponent
+        else:
+            bad, step = exponent, step * 2
+    while good is not None and bad - good > 1:
+        middle = (bad + good) // 2
+        if is_finite(middle):
+            good = middle
+        else:
+            bad = middle
+    return None if good is None else 2.0**good
 
 
 def _find_producer(subject: OneBatch, found: Pass) -> None:
@@ -190,7 +208,7 @@ def _find_producer(subject: OneBatch, found: Pass) -> None:
     ends += [end for end in named if end is not None]
     examine = bad_starts(found.ops, found.lineage)
     close = Lineage(subject.model, subject.leaves(), examine=examine)
-    with close:
+    with gpu_products(found.policy, subject.device), close:
         subject.run(found.policy, found.loss_scale)
     producer = first_producer(producers(close), ends)
     if producer is not None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from halfstep.numerics import BF16, E4M3, E5M2, FP16, ExponentCounts, Format, Magnitudes
 from halfstep.records import GradientRange, GradientRow, ScaleWindow
-from halfstep.tools.doctor.one_batch import OneBatch
-from halfstep.tools.doctor.passes import INIT_SCALE, Pass
+from halfstep.tools.doctor.runs.one_batch import OneBatch
+from halfstep.tools.doctor.runs.passes import INIT_SCALE, Pass
 from halfstep.tracing.against import Against
 
 TOLERANCE = 0.01
@@ -133,10 +133,10 @@ def _by_module(
     positions: list[int] = []
     if low is not None and beside is not None:
         dtype = str(low.policy.row.dtype).removeprefix("torch.")
-        halves = (op for op in low.ops if op.phase == "backward" and op.dtype == dtype)
+        halves = (op for op in low.ops if op.index in low.lineage.scaled and op.dtype == dtype)
         positions = sorted({beside.partner[o.index] for o in halves if o.index in beside.partner})
     if not positions:
-        positions = [op.index for op in fp32.ops if op.phase == "backward"]
+        positions = sorted(fp32.lineage.scaled)
     joined: dict[str, tuple[Magnitudes, float]] = {}
     for position in positions:
         op = fp32.ops[position]

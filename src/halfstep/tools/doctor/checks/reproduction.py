@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from halfstep.records import BadValueError, Cause
-from halfstep.tools.doctor.causes import Examination
-from halfstep.tools.doctor.passes import capture
+from halfstep.tools.doctor.examination import Examination
+from halfstep.tools.doctor.runs.passes import capture
 from halfstep.tracing.against import format_of
 
 _SCRIPT = '''"""{title}
@@ -79,9 +79,10 @@ def write_reproduction(found: Examination, causes: tuple[Cause, ...], folder: Pa
 
 def _arguments(found: Examination, cause: Cause) -> tuple[str, dict[str, Tensor], bool] | None:
     """The call in words, its tensors, and whether these are those of the FP32 pass."""
-    assert cause.op is not None
+    op = cause.shown_by or cause.op
+    assert op is not None
     low = found.passes[cause.passes[0]]
-    position, is_wide = cause.op.index, False
+    position, is_wide = op.index, False
     if cause.mechanism in ("rounding", "underflow") and low.name in found.beside:
         partner = found.beside[low.name].partner.get(position)
         if partner is not None:
@@ -113,7 +114,7 @@ def _literal(value: Any, inputs: dict[str, Tensor]) -> str:
 
 
 def _script(cause: Cause, call: str, is_wide: bool) -> str:
-    op = cause.op
+    op = cause.shown_by or cause.op
     assert op is not None
     format = format_of(op.dtype)
     title = f"{cause.kind.replace('_', ' ')}: {op.place}".replace('"', "'").replace("\\", "/")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from halfstep.records import Cause
-from halfstep.tools.doctor.one_batch import OneBatch
+from halfstep.tools.doctor.runs.one_batch import OneBatch
 
 ALL = ("fp32", "bf16", "fp16", "fp16 scaled")
 
@@ -83,12 +83,16 @@ def batch_cause(name: str, tensor: Tensor | None, passes: tuple[str, ...]) -> Ca
         tensor: Its values.
         passes: Where it does.
     """
+    evidence = ""
+    if tensor is not None:
+        samples = _bad_samples(tensor)
+        evidence = f"{samples}: {_bad_values(tensor)}" if samples else _bad_values(tensor)
     return made(
         "bad_batch",
         "input",
         passes,
         subject=name,
-        evidence=_bad_values(tensor) if tensor is not None else "",
+        evidence=evidence,
         explanation=f"{name} holds values that are not finite, and they reach the loss.",
         remedy="Clean the data (or leave such samples out); no format and no loss scale helps.",
     )
@@ -142,6 +146,28 @@ def _bad_values(tensor: Tensor) -> str:
     kinds = [f"{nans} NaN"] * (nans > 0) + [f"{count - nans} inf"] * (count > nans)
     first = bad.nonzero()[0].tolist()
     return f"{count} of {tensor.numel()} values: {', '.join(kinds)}, the first at {first}"
+
+
+def _bad_samples(tensor: Tensor) -> str:
+    """``sample 3 of 8``, or how many; empty for a tensor that has no samples."""
+    if tensor.dim() == 0 or not tensor.is_floating_point():
+        return ""
+    rows = (~torch.isfinite(tensor.detach())).reshape(len(tensor), -1).any(1).nonzero().flatten()
+    numbers = rows.tolist()
+    if len(numbers) == 1:
+        return f"sample {numbers[0]} of {len(tensor)} (counted from 0)"
+    return f"{len(numbers)} of {len(tensor)} samples, the first is {numbers[0]} (counted from 0)"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first names of a list, and how many more there are.
+
+    Args:
+        names: At least one.
+        most: How many to name.
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _half_weights(subject: OneBatch) -> Iterable[Cause]:

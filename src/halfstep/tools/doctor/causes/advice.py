@@ -39,8 +39,44 @@ def keep_in_fp32(op: OpRecord) -> str:
     Args:
         op: The op.
     """
-    what = f"the module {op.module}" if op.module else "this part of the loss function"
-    return f"Keep {what} in FP32 (with hs.fp32(): around it, or its inputs through .float())"
+    name = op.module.partition(".")[2]
+    what = f"the module {name}" if name else f"the ops at {op.source or 'this place'}"
+    return f"Keep {what} in FP32"
+
+
+def keep(
+    op: OpRecord | None, islands: Sequence[str], own: str, healed: bool, bf16_is_healthy: bool
+) -> str:
+    """What to keep in FP32, as one pastes it, and what came of trying that.
+
+    Args:
+        op: That is to blame.
+        islands: Module patterns.
+        own: ``"loss"`` or ``"forward"`` where ops outside of modules belong into a block.
+        healed: Whether the pass was right with that.
+        bf16_is_healthy: Whether BF16 was seen to be right.
+    """
+    also = " BF16 is healthy on this batch." if bf16_is_healthy else ""
+    if not healed:
+        nothing = "No part of the model in FP32 was found that heals it"
+        if islands:
+            nothing = f"FP32 for {', '.join(islands)} was tried and does not heal it"
+        return f"{nothing}; train in {'BF16' if bf16_is_healthy else 'FP32'}.{also}"
+    parts = []
+    if islands:
+        table = ", ".join(f'"{name}" = "fp32"' for name in islands)
+        python = ", ".join(f'"{name}": "fp32"' for name in islands)
+        parts.append(
+            f"Keep {', '.join(islands)} in FP32: modules={{{python}}} in hs.Policy, or"
+            f" modules = {{ {table} }} in precision.toml"
+        )
+    if own:
+        where_ = "the loss function" if own == "loss" else "the model's own forward"
+        at = f" at {op.source}" if op is not None and op.source else ""
+        parts.append(
+            f"{'and put' if parts else 'Put'} `with hs.fp32():` around the ops of {where_}{at}"
+        )
+    return f"{', '.join(parts)}. Tried on this batch: healthy.{also}"
 
 
 def overflow(op: OpRecord, largest: float, missing_bits: float, formats: str) -> tuple[str, str]:
@@ -64,7 +100,7 @@ def overflow(op: OpRecord, largest: float, missing_bits: float, formats: str) ->
         )
     if op.phase == "forward":
         text += " No loss scale helps: it is in the forward pass."
-    remedy = f"{keep_in_fp32(op)}, use BF16, or make the values smaller before this op."
+    remedy = f"{keep_in_fp32(op)}, or make the values smaller before this op."
     return text, remedy
 
 
@@ -98,37 +134,52 @@ def invalid(op: OpRecord) -> tuple[str, str]:
     )
 
 
-def lost_to_zero(
-    start: OpRecord, failed: OpRecord, formats: str, rounding: bool
-) -> tuple[str, str]:
-    """Explanation and remedy where zeros that FP32 does not have break a later op.
+def lost(start: OpRecord, failed: OpRecord, formats: str, rounding: bool) -> tuple[str, str]:
+    """Explanation and remedy where values that FP32 does not have break a later op.
 
     Args:
-        start: Where the zeros begin.
+        start: Where they are made.
         failed: The op that has no finite result for them.
         formats: In words.
         rounding: Whether by rounding rather than underflow.
     """
     why = (
-        "differ by less than the format can tell"
+        f"{formats} cannot tell values apart here that FP32 can: what is left of their difference"
+        " is 0 or has the wrong sign"
         if rounding
-        else f"are smaller than {formats} can hold"
+        else f"Values that are smaller than {formats} can hold become 0 here"
     )
     return (
-        f"Values that {why} become 0 here, and {where(failed)} has no finite result for 0.",
+        f"{why}, and {where(failed)} has no finite result for that. In FP32 it has: this is a"
+        " matter of precision.",
         f"{keep_in_fp32(start)}, or use a larger epsilon (1e-8 is 0 in FP16; 1e-4 is not).",
     )
 
 
+def outside(op: OpRecord, formats: str) -> tuple[str, str]:
+    """Explanation and remedy where an op fails in 16 bits only.
+
+    Args:
+        op: The op.
+        formats: In words.
+    """
+    return (
+        f"The op has no finite result for the inputs that {formats} gives it; for those of FP32 it"
+        " has one.",
+        f"{keep_in_fp32(op)}.",
+    )
+
+
 def silent(
-    op: OpRecord, mechanism: str, before: float, after: float, formats: str
+    op: OpRecord, shown_by: OpRecord, mechanism: str, before: float, after: float, formats: str
 ) -> tuple[str, str]:
     """Explanation and remedy of a difference from FP32 without inf or NaN at the end.
 
     Args:
         op: Where it starts.
+        shown_by: The op whose result is visibly wrong.
         mechanism: How it comes about.
-        before, after: Relative error of the op's inputs and of its result.
+        before, after: Relative error of that op's inputs and of its result.
         formats: In words.
     """
     how = {
@@ -137,9 +188,10 @@ def silent(
         "rounding": "loses its digits to rounding",
     }[mechanism]
     error = "everything" if math.isinf(after) else f"{after:.0%} of the value"
+    shown = "" if op.index == shown_by.index else f"; it shows in {where(shown_by)}"
     return (
         f"Nothing is inf or NaN at the end, but the numbers are wrong: in {formats} the result"
-        f" {how} (error {error}, {before:.2g} in its inputs).",
+        f" {how}{shown} (error {error}, {before:.2g} in its inputs).",
         f"{keep_in_fp32(op)}, or use torch's own op for it, which computes in FP32 inside.",
     )
 
@@ -155,9 +207,12 @@ _SENTENCES = {
     "rounding": "{formats} loses its digits in {place}",
     "silent_difference": "{formats} is silently wrong from {place} on",
     "gradient_underflow": "{formats} loses gradients to underflow, first in {place}",
+    "loss_too_large": "The loss is too large for {formats} at any loss scale from 1 on",
     "low_precision_weights": "Weights are kept in 16 bits: {subject}",
     "half_loss": "The loss is FP16",
     "lost_updates": "Updates are lost: {subject}",
+    "state_stops": "State in 16 bits stops moving: {subject}",
+    "state_drifts": "{formats} drifts away from FP32 in {subject}",
     "training_differs": "{formats} trains differently from FP32",
 }
 

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from halfstep.precision import Policy
 from halfstep.records import BadValueError
-from halfstep.tools.doctor.one_batch import OneBatch
+from halfstep.tools.doctor.runs.one_batch import OneBatch
 
 _WARM_UPS = 2
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
+from halfstep.numerics import FORMATS
 from halfstep.precision import Policy
 from halfstep.records import Cause, Equality, PassError, TrainingCurve
-from halfstep.tools.doctor.advice import FORMAT_NAMES
-from halfstep.tools.doctor.given import made
+from halfstep.tools.doctor.causes.advice import FORMAT_NAMES
+from halfstep.tools.doctor.causes.given import made
+from halfstep.tools.doctor.runs.state_over_steps import StateWatch, state_causes
 from halfstep.training import Recipe, fit
 
 OTHER_SEED = "fp32, other seed"
@@ -25,7 +28,7 @@ def compare_runs(
     seed: int,
     device: torch.device,
     formats: Sequence[str] = ("bf16", "fp16"),
-) -> Equality:
+) -> tuple[Equality, list[Cause]]:
     """Train in each format with the same data, and in FP32 with another seed.
 
     Args:
@@ -36,19 +39,34 @@ def compare_runs(
         seed: Of all runs but one.
         device: Where to run.
         formats: Beside FP32.
+
+    Returns:
+        The curves, and causes that the state of the runs shows.
     """
     if not steps:
-        return Equality(tuple(passes), (), math.nan, {})
+        return Equality(tuple(passes), (), math.nan, {}), []
+    watches: dict[str, StateWatch] = {}
 
     def run(name: str, format: str, seed: int) -> TrainingCurve:
-        found = fit(recipe, precision=policy(format), steps=steps, seed=seed, device=device)
+        watch = watches[name] = StateWatch()
+        found = fit(
+            replace(recipe, model=watch.watched(recipe.model)),
+            precision=policy(format),
+            steps=steps,
+            seed=seed,
+            device=device,
+            on_step=watch.note,
+        )
+        watch.finish()
         losses = tuple(step.loss for step in found.steps)
         return TrainingCurve(name, losses, found.num_skipped, found.status)
 
     curves = [run("fp32", "fp32", seed), run(OTHER_SEED, "fp32", seed + 1)]
     curves += [run(format, format, seed) for format in formats]
     gaps = {curve.name: _gap(curves[0], curve) for curve in curves[1:]}
-    return Equality(tuple(passes), tuple(curves), gaps.pop(OTHER_SEED), gaps)
+    other = watches.pop(OTHER_SEED)
+    causes = state_causes(watches, other, {name: FORMATS[name].eps for name in watches})
+    return Equality(tuple(passes), tuple(curves), gaps.pop(OTHER_SEED), gaps), causes
 
 
 def training_causes(equality: Equality) -> list[Cause]:

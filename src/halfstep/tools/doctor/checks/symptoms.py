@@ -18,15 +18,16 @@ from halfstep.records import (
     Cause,
     GradientRange,
     HalfstepError,
-    LostUpdates,
     Symptom,
 )
-from halfstep.tools.doctor.causes import Examination
-from halfstep.tools.doctor.passes import INIT_SCALE
+from halfstep.tools.doctor.examination import Examination
+from halfstep.tools.doctor.runs.lost_updates import TriedUpdate
+from halfstep.tools.doctor.runs.passes import INIT_SCALE
 from halfstep.tools.resume import verify_resume
 from halfstep.training import fit
 
 LARGEST_FP16 = 65504.0
+_CONSTANT = 1e30  # beyond it lie masks of the dtype's own limit (`finfo.min`), no activations
 _ROUNDS = 5
 _STEPS = 12
 
@@ -38,7 +39,7 @@ class Findings:
     Attributes:
         found: Model, batch and passes.
         range: Of the gradients; ``None`` where FP32 is not finite.
-        lost: Per parameter.
+        update: One update on trial.
         causes: Found so far.
         policy: Makes the policy of a format.
         max_norm: To which the user clips; ``None`` without.
@@ -47,7 +48,7 @@ class Findings:
 
     found: Examination
     range: GradientRange | None
-    lost: Sequence[LostUpdates]
+    update: TriedUpdate
     causes: Sequence[Cause]
     policy: Callable[[str], Policy]
     max_norm: float | None
@@ -105,15 +106,20 @@ def activations_overflow(f: Findings) -> Symptom:
         for op in low.ops
         if op.phase == "forward" and op.dtype in ("float16", "bfloat16")
         and op.index in beside.differences
+        and beside.differences[op.index].reference_largest < _CONSTANT
     ]  # fmt: skip
     if not halves:
         return Symptom(name, title, False, "no op of the forward pass runs in 16 bits", "")
     largest, op = max(halves, key=lambda pair: pair[0])
     headroom = math.log2(LARGEST_FP16 / largest) if largest else math.inf
+    side = "below" if headroom >= 0 else "beyond"
     evidence = (
-        f"largest 16-bit activation {largest:.4g}, {headroom:.1f} bits below 65504: {op.place}"
+        f"largest 16-bit activation {largest:.4g}, {abs(headroom):.1f} bits {side} 65504:"
+        f" {op.place}"
     )
-    if largest <= LARGEST_FP16:
+    fp16 = f.found.passes.get("fp16")
+    is_right = fp16 is not None and fp16.is_finite and not f.found.wrong(fp16)
+    if largest <= LARGEST_FP16 or is_right:
         return Symptom(name, title, False, evidence, "")
     evidence = f"{largest:.4g} is {-headroom:.1f} bits beyond 65504: {op.place}"
     remedy = f"Stay in BF16, or keep {op.module or 'that part of the loss'} in FP32."
@@ -128,9 +134,8 @@ def frozen_parameters(f: Findings) -> Symptom:
     nothing = [n for n, g in fp32.gradients.items() if g is None]
     if nothing:
         facts.append(f"no gradient at all: {_some(nothing)}")
-    zero = [n for n, g in fp32.gradients.items() if g is not None and not bool(g.any())]
-    if zero:
-        facts.append(f"gradient 0 in FP32 too: {_some(zero)}")
+    if zero := f.update.still_zero:
+        facts.append(f"gradient 0 in FP32 too: {_some(zero)} (after an update as well)")
     if scaled is not None:
         gradients = {n: g for n, g in scaled.gradients.items() if g is not None}
         known = {n for n, g in fp32.gradients.items() if g is not None and bool(g.any())}
@@ -138,11 +143,17 @@ def frozen_parameters(f: Findings) -> Symptom:
         if gone:
             facts.append(f"gradient underflows to 0 in FP16: {_some(gone)}")
         if not scaled.is_finite:
-            facts.append("FP16 skips every update: not finite at any loss scale")
-    lost = [row.name for row in f.lost if row.is_lost]
+            facts.append("FP16 skips every update: not finite at any loss scale from 1 on")
+    lost = [row.name for row in f.update.lost if row.is_lost]
     if lost:
         facts.append(f"updates too small to change the weights: {_some(lost)}")
-    remedy = "The causes above say why; .grad is None means that the loss does not use it."
+    explained = any(cause.severity == "error" for cause in f.causes)
+    remedies = ["The causes above say why."] if explained else []
+    if nothing:
+        remedies.append(".grad is None: the loss does not use these.")
+    if zero:
+        remedies.append("A gradient of 0: nothing that the loss reads depends on these.")
+    remedy = " ".join(remedies)
     evidence = "; ".join(facts) or "every parameter has a gradient and moves"
     return Symptom(name, title, bool(facts), evidence, remedy if facts else "")
 
