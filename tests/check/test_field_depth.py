@@ -348,3 +348,15 @@ def test_files_that_import_each_other_are_read() -> None:
     text = "from other import LIMIT, again, clip\n" + SETUP + LOOP
     text += "    clip(model.parameters())\n"
     assert found({"train.py": text, "other.py": other + "\n\nscaler = None\n"}, "HS1") == set()
+
+
+def test_import_that_leads_to_another_import_moves_no_events() -> None:
+    """The second import runs inside of the first, in the middle of a step."""
+    files = {
+        "far.py": "import torch\n\nEXTRA = torch.optim.SGD([torch.zeros(1)], lr=0.1)\n",
+        "near.py": "from far import EXTRA\n\nNAMES = [EXTRA]\nCOUNT = len(NAMES)\n",
+        "train.py": "from near import COUNT\n\n"
+        + SETUP
+        + LOOP.replace("    optimizer.zero_grad()\n", "    print(COUNT)\n    optimizer.zero_grad()\n"),
+    }
+    assert found(files, "HS1") == set()

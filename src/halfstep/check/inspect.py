@@ -186,7 +186,7 @@ def _hits(
 
     found: dict[object, tuple[type[Rule], Hit, set[int]]] = {}
     for number, reading in enumerate(readings):
-        for rule, hit in hits_of(reading.events, rules, refuted):
+        for rule, hit in hits_of(reading.events, rules, refuted, reading.is_cut):
             severity = hit.severity or rule.severity
             key = rule.code, severity, hit.where.path, hit.where.line, hit.unless
             found.setdefault(key, (rule, hit, set()))[2].add(number)

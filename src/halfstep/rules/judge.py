@@ -92,10 +92,21 @@ def judge(path: Iterable[Event], rules: Iterable[type[Rule]]) -> list[Finding]:
 
 
 def hits_of(
-    path: Iterable[Event], rules: Iterable[type[Rule]], refuted: set[Hashable] | None = None
+    path: Iterable[Event],
+    rules: Iterable[type[Rule]],
+    refuted: set[Hashable] | None = None,
+    is_cut: bool = False,
 ) -> Iterator[tuple[type[Rule], Hit]]:
-    """All hits of one path; what it refutes of others is added to `refuted`."""
+    """All hits of one path; what it refutes of others is added to `refuted`.
+
+    Args:
+        path: Its events.
+        rules: Rules to ask.
+        refuted: What paths show against hits of others.
+        is_cut: Whether the program goes on where the path ends.
+    """
     judge_ = Judge(rules)
+    judge_.ledger.is_cut = is_cut
     for event in path:
         yield from judge_.hits(event)
     yield from judge_.last_hits()

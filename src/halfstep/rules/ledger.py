@@ -168,12 +168,14 @@ class Ledger:
         autocast: Enters that have not been left, outermost first.
         num_steps: Steps of each optimizer so far.
         opaque: Whether some call could not be looked into.
+        is_cut: Whether the program goes on where the path ends.
     """
 
     def __init__(self) -> None:
         self.autocast: list[Event] = []
         self.num_steps: dict[str, int] = {}
         self.opaque = False
+        self.is_cut = False
         self._only_backward = False  # since the last step or zero_grad of any optimizer
         self._windows: dict[str, Window] = {}
         self._scales: dict[str, Scale] = {}

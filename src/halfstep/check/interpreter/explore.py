@@ -42,6 +42,7 @@ class Path:
             first about these.
         events: What happened.
         num_steps: Statements executed.
+        is_cut: Whether the program goes on where the path ended.
     """
 
     def __init__(self, given: tuple[bool, ...] = ()) -> None:
@@ -52,6 +53,7 @@ class Path:
         self._known: dict[Hashable, bool] = {}
         self._count = 0
         self.num_steps = 0
+        self.is_cut = False
 
     def decide(self, key: Hashable, main: bool = True, acts: bool = True) -> bool:
         """Which way a condition goes; the same for the same `key`."""
@@ -140,7 +142,7 @@ def _is_silent(run: Callable[[Path], None], path: Path) -> bool:
     try:
         run(path)
     except PathEnded:
-        pass
+        path.is_cut = True
     except Silent:
         return True
     return False

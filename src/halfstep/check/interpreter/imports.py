@@ -85,7 +85,7 @@ class Imports:
 
     def _run(self, statement: ast.stmt, scope: Scope) -> None:
         machine = self._machine
-        events, length = machine.path.events, len(machine.path.events)
+        events, machine.path.events = machine.path.events, []
         changes = {"no_grad": False, "uncertain": 0, "uncertain_at_call": 0}
         try:
             with machine.state.entered(module=scope.module, **changes):
@@ -93,4 +93,5 @@ class Imports:
         except Raised:
             pass
         finally:
-            events[:] = [*events[length:], *events[:length]]  # the import came first
+            events[:0] = machine.path.events  # the import came first
+            machine.path.events = events

@@ -28,10 +28,12 @@ class Reading(NamedTuple):
     Attributes:
         events: What happens on them.
         answers: Of each path, to the questions that nothing settled.
+        is_cut: Whether the program goes on where they end.
     """
 
     events: list[Event]
     answers: list[Answers]
+    is_cut: bool
 
     def trains(self) -> bool:
         """Whether there is a step, or a backward that one may follow."""
@@ -97,7 +99,7 @@ def _explore(
     for path, shown in paths(run):
         matters |= any(event.kind in MATTERS for event in path.events)
         if shown not in readings:
-            readings[shown] = Reading(resolve(path.events, machines[0]), [])
+            readings[shown] = Reading(resolve(path.events, machines[0]), [], path.is_cut)
         readings[shown].answers.append(path.answers)
     if matters:  # else what was entered may still show something when it is called by itself
         covered |= entered

@@ -338,7 +338,8 @@ def _record_clip(node: ast.AST, models: Models, limits: list[Value], run: Run) -
 
 
 def _record_edit(node: ast.AST, how: str, models: Models | None, run: Run) -> None:
-    if how == "zero" and not any(isinstance(of, Part) for of in models or ()):
+    partly = run.state.frame.chosen > 0 or any(isinstance(of, Part) for of in models or ())
+    if how == "zero" and not partly:  # under a condition, it may be one layer's alone
         run.emit(e.ZERO_GRAD, node, facts={"models": models})
         return
     run.emit(e.EDIT, node, facts={"how": how, "models": models})
