@@ -79,16 +79,20 @@ def explained(found: Examination, low: Pass) -> list[Cause]:
     first, healed = low, False
     for _ in range(_ROUNDS):
         wrong = found.wrong(low)
-        if not wrong or not found.has_time(f"remedies for {advice.in_words((low.name,))}"):
+        if not wrong:
+            healed = True
+            break
+        if not found.has_time(f"remedies for {advice.in_words((low.name,))}"):
             break
         step = _next_cause(found, low, wrong)
-        if step is None:
+        if step is None:  # what is still wrong has no place
+            healed = bool(causes) and low.is_finite
             break
         cause, remedy, healed = step
         if cause.op is not None:
             cause = replace(cause, path=path_to_loss(low, found.beside[low.name], cause.op))
         causes.append((cause, remedy))
-        if healed or not remedy.islands or set(remedy.islands) <= set(islands):
+        if not remedy.islands or set(remedy.islands) <= set(islands):
             break
         islands += remedy.islands
         low = _looked_at_again(found, first, islands)
@@ -152,6 +156,8 @@ def _silent_cause(
     starts = starts_of_difference(low, found.beside[low.name], _positions(low, ends))
     groups: dict[tuple[str, str, str], Start] = {}
     for start in starts:
+        if start.mechanism == "underflow" and start.op.phase == "backward":
+            continue  # a matter of the loss scale
         place = alike(pattern_of(start.shown_by.module))
         groups.setdefault((place, start.shown_by.op, start.mechanism), start)
     chosen = list(groups.values())[:_MOST]
