@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from zoo.case import Case, all_cases
-from zoo.runner import Settings, run_all
+from zoo.runner import Settings, fingerprint, run_all
 from zoo.summary import document, figures, lines
 
 HALVES = ("development", "held-out", "both")
@@ -79,7 +79,7 @@ def main(given: list[str] | None = None) -> int:
     if options.again:
         for name in cases:
             (folder / f"{name}.json").unlink(missing_ok=True)
-    settings = Settings(mode, folder, options.limit, options.parallel)
+    settings = Settings(mode, folder, options.limit, options.parallel, fingerprint())
     results = run_all(cases.values(), settings, lambda line: print(line, flush=True))
     print(*lines(cases, results), sep="\n")
     if options.json:

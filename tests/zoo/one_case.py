@@ -35,6 +35,8 @@ from zoo.remedies import (
     scale_problem,
 )
 
+_OF_SCALE = ("gradient_underflow", "loss_too_large", "scale_searching")
+
 
 def plain(case: Case) -> dict[str, Any]:
     """One step in FP32, then forward and backward in 16 bits beside it.
@@ -152,25 +154,27 @@ def doctored(case: Case, folder: Path) -> dict[str, Any]:
         result["place_is_right"] = first is not None and not place_problems(first, case.truth)
         result["cause_is_right"] = first is not None and not cause_problems(first, case.truth)
     if told.has_any:
-        result["followed"] = followed(case, told, folder)
+        is_all = all(cause.kind in _OF_SCALE for cause in errors)
+        result["followed"] = followed(case, told, folder, is_all)
     return result
 
 
-def followed(case: Case, told: Instructions, folder: Path) -> dict[str, Any]:
+def followed(case: Case, told: Instructions, folder: Path, is_all: bool) -> dict[str, Any]:
     """Do what was printed and ask again; a process that has put blocks cannot take them away.
 
     Args:
         case: What was looked at.
         told: What was printed.
         folder: For files.
+        is_all: Whether nothing but the loss scale was wrong.
 
     Returns:
         What is wrong with each of ``"islands"`` (with blocks) and ``"scales"``; empty is right.
     """
     result: dict[str, Any] = {}
     if told.scales:
-        found = [text for call in told.scales if (text := scale_problem(case.recipe(), call))]
-        result["scales"] = "; ".join(found)
+        tried = [scale_problem(case.recipe(), call, is_all) for call in told.scales]
+        result["scales"] = "; ".join(text for text in tried if text)
     if told.islands or told.blocks:
         result["islands"] = _island_problem(case, told, folder)
     return result

@@ -83,12 +83,13 @@ def policy_file(told: Instructions, path: Path) -> Path:
     return path
 
 
-def scale_problem(recipe: hs.Recipe, call: str) -> str:
+def scale_problem(recipe: hs.Recipe, call: str, is_all: bool) -> str:
     """One step of FP16 training at a printed loss scale: empty where it is taken and right.
 
     Args:
         recipe: Of the case.
         call: As printed.
+        is_all: Whether the scale is all that is wrong, so that the gradients must be right too.
     """
     try:
         scale = _pasted(call)
@@ -97,6 +98,8 @@ def scale_problem(recipe: hs.Recipe, call: str) -> str:
         return f"{call} cannot be pasted: {error}"
     if norm is None:
         return f"the first step at {call} is skipped"
+    if not is_all:
+        return ""
     reference = _grad_norm(recipe, hs.Policy("fp32", base="cuda"), hs.NoLossScale())
     if reference is None or abs(norm - reference) > _NORM * reference:
         return f"the gradient norm at {call} is {norm:.4g}, in FP32 {reference}"
