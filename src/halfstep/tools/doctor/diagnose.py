@@ -25,13 +25,9 @@ from halfstep.records import (
 )
 from halfstep.records.diagnosis import Health
 from halfstep.tools.doctor.causes import advice
-from halfstep.tools.doctor.causes.broken import (
-    broken_passes,
-    half_losses,
-    merged,
-    poisoned_buffers,
-)
 from halfstep.tools.doctor.causes.given import given_causes, made
+from halfstep.tools.doctor.causes.rounds import broken_passes
+from halfstep.tools.doctor.causes.together import half_losses, merged, poisoned_buffers
 from halfstep.tools.doctor.causes.underflow import gradient_underflow
 from halfstep.tools.doctor.checks.dtypes import dtype_rows
 from halfstep.tools.doctor.checks.profile import write_profile
