@@ -154,9 +154,9 @@ def wasserstein_loss_near_zero() -> hs.Recipe:
     model = lambda: nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))  # noqa: E731
 
     def loss(m: nn.Module, x: Tensor) -> Tensor:
-        return m(x).float().mean() - m(x + 1e-3).float().mean()
+        return m(x[:32]).float().mean() - m(x[32:]).float().mean()
 
-    return recipe(model, loss, seeded(32, 16))
+    return recipe(model, loss, seeded(64, 16))
 
 
 class LowRank(nn.Module):
@@ -357,3 +357,16 @@ def test_compiled_model_is_diagnosed_as_it_is() -> None:
         nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), backend="eager"
     )
     assert hs.diagnose(recipe(model, square, seeded(4, 8))).is_healthy
+
+
+def test_healthy_model_costs_five_forward_passes_and_runs_nothing_again() -> None:
+    calls = []
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        calls.append(1)
+        return square(model, x)
+
+    model = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))  # noqa: E731
+    assert hs.diagnose(recipe(model, loss, seeded(32, 8))).is_healthy
+    # FP32 twice (the first without a tracer), BF16, FP16, FP16 scaled
+    assert len(calls) == 5

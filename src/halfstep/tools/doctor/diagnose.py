@@ -25,13 +25,9 @@ from halfstep.records import (
 )
 from halfstep.records.diagnosis import Health
 from halfstep.tools.doctor.causes import advice
-from halfstep.tools.doctor.causes.broken import (
-    broken_passes,
-    half_losses,
-    merged,
-    poisoned_buffers,
-)
 from halfstep.tools.doctor.causes.given import given_causes, made
+from halfstep.tools.doctor.causes.rounds import broken_passes
+from halfstep.tools.doctor.causes.together import half_losses, merged, poisoned_buffers
 from halfstep.tools.doctor.causes.underflow import gradient_underflow
 from halfstep.tools.doctor.checks.dtypes import dtype_rows
 from halfstep.tools.doctor.checks.profile import write_profile
@@ -176,6 +172,8 @@ class _Examined:
         if self.found.passes["fp32"].is_finite:
             self._find_range()
         self.causes += broken_passes(self.found)
+        if self.range is not None:
+            self.causes += self._underflow(self.range)
         self.causes += half_losses(self.found)
         if self.found.passes["fp32"].is_finite and self.found.has_time("an update on trial"):
             self.update = self._try_update()
@@ -290,11 +288,15 @@ class _Examined:
         name = next((n for n in ("fp16", "fp16 scaled", "bf16") if n in beside), None)
         low, other = (passes[name], beside[name]) if name is not None else (None, None)
         self.range = gradient_range(self.subject, passes["fp32"], low, other)
-        scaled = passes.get("fp16 scaled")
-        if scaled is None or not scaled.is_finite:
-            return
-        if not any(name.startswith("output ") for name in self.found.wrong(scaled)):
-            self.causes += gradient_underflow(self.found, self.range, scaled)
+
+    def _underflow(self, range_: GradientRange) -> list[Cause]:
+        """Gradients that the loss scale is too small for, unless something else explains FP16."""
+        scaled = self.found.passes.get("fp16 scaled")
+        errors = [cause for cause in self.causes if cause.severity == "error"]
+        is_explained = any("fp16 scaled" in cause.passes for cause in errors)
+        if scaled is None or not scaled.is_finite or is_explained:
+            return []
+        return gradient_underflow(self.found, range_, scaled)
 
 
 def _kind_of_health(first: Cause) -> Health:

@@ -62,8 +62,8 @@ def starts_of_difference(low: Pass, against: Against, ends: Iterable[int]) -> li
     found = []
     for position in sorted(_upstream(against, ends)):
         before = _error_before(against, position)
-        if before is None:
-            continue
+        if before is None or not low.lineage.origins[low.lineage.seen[position].first]:
+            continue  # what is made of nothing is a constant, such as the limit of a dtype
         error = against.differences[position].relative_error
         if error >= max(least, _JUMP * before):
             found.append(_start(low, against, position, before))

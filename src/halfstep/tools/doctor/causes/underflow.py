@@ -32,7 +32,6 @@ def gradient_underflow(found: Examination, range_: GradientRange, scaled: Pass) 
     if not lost:
         is_small = not window.is_empty and 1 < (window.lowest or 0.0) <= INIT_SCALE
         return [_needs_scaling(window.lowest or 1.0, window.suggested or 1.0)] if is_small else []
-    found.fp16_is_explained = True
     scale = _scale_that_keeps(found, scaled, lost)
     explanation = (
         f"At a loss scale of {scaled.loss_scale:g} FP16 loses the gradients of {some(lost)} to"

@@ -1,0 +1,1 @@
+"""Architectures that train well in 16 bits, by field."""
