@@ -357,6 +357,8 @@ def test_import_that_leads_to_another_import_moves_no_events() -> None:
         "near.py": "from far import EXTRA\n\nNAMES = [EXTRA]\nCOUNT = len(NAMES)\n",
         "train.py": "from near import COUNT\n\n"
         + SETUP
-        + LOOP.replace("    optimizer.zero_grad()\n", "    print(COUNT)\n    optimizer.zero_grad()\n"),
+        + LOOP.replace(
+            "    optimizer.zero_grad()\n", "    print(COUNT)\n    optimizer.zero_grad()\n"
+        ),
     }
     assert found(files, "HS1") == set()
