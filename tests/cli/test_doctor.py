@@ -62,6 +62,14 @@ def test_finding_is_1_and_the_first_line_is_the_verdict(halfstep: Invoke) -> Non
     assert "bits of headroom are missing" in result.stdout
 
 
+def test_last_line_is_what_it_cost_and_what_was_left_out(halfstep: Invoke) -> None:
+    bounded = halfstep("doctor", "my.py:sums", "--max-seconds", "1e-9").stdout
+    bounded = " ".join(bounded.split())
+    assert "of at most 1e-09 s, and" in bounded
+    assert "not looked at for want of time: the pass fp16, the pass fp16 scaled" in bounded
+    assert "not looked at" not in halfstep("doctor", "my.py:sums").stdout
+
+
 def test_json_is_the_record_and_nothing_else(halfstep: Invoke) -> None:
     result = halfstep("doctor", "sick.py:overflow", "--json")
     assert result.exit_code == 1
@@ -111,6 +119,7 @@ def test_repro_is_written_and_named(halfstep: Invoke, folder: Path) -> None:
             "policy must be 'cuda', 'device', a Policy or the path",
         ),
         (["my.py:build", "--symptom", "cough"], "symptom must be one of clipped-gradients"),
+        (["my.py:build", "--max-seconds", "0"], "max_seconds must be a number above 0, got 0.0"),
         (["my.py:build", "--batch", "-1"], "batch must be a whole number of at least 0"),
         (["my.py:tuple_loss"], "the loss must be a scalar tensor or an hs.LossSum, got tuple"),
     ],

@@ -23,6 +23,15 @@ _MOVES = frozenset(f"aten.{name}" for name in (
 ))  # fmt: skip
 
 
+_CHOICES = frozenset((
+    "index", "index_put", "index_select", "index_add", "gather", "scatter", "scatter_add",
+    "select_backward", "slice_backward", "embedding", "embedding_dense_backward", "max", "min",
+    "amax", "amin", "topk", "sort", "where", "masked_fill", "nll_loss_backward",
+    "nll_loss2d_backward", "max_pool2d_with_indices_backward",
+))  # fmt: skip
+_CHOOSING_NODES = ("select", "slice", "index", "gather", "scatter", "nllloss", "topk", "sort")
+
+
 @dataclass(frozen=True)
 class Start:
     """Where a difference starts.
@@ -64,10 +73,23 @@ def starts_of_difference(low: Pass, against: Against, ends: Iterable[int]) -> li
         before = _error_before(against, position)
         if before is None or not low.lineage.origins[low.lineage.seen[position].first]:
             continue  # what is made of nothing is a constant, such as the limit of a dtype
+        if _chooses(low.ops[position]):
+            continue
         error = against.differences[position].relative_error
         if error >= max(least, _JUMP * before):
             found.append(_start(low, against, position, before))
     return found
+
+
+def _chooses(op: OpRecord) -> bool:
+    """Whether an op places values by indices or conditions: it rounds none.
+
+    Its result differs where another choice was made (a matching, a maximum, a sort), which is no
+    fault of the format: two of the choices were equally good.
+    """
+    name = op.op.rpartition(".")[2].strip("_")
+    node = op.gradient_of.removesuffix("Backward0").lower()
+    return name in _CHOICES or any(node.startswith(part) for part in _CHOOSING_NODES)
 
 
 def start_of_loss(low: Pass, against: Against, position: int) -> Start | None:

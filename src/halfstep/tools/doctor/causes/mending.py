@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,8 +13,10 @@ from halfstep.records import HalfstepError, OpRecord
 from halfstep.tools.doctor.examination import Examination
 from halfstep.tools.doctor.runs.own_ops import own_ops
 from halfstep.tools.doctor.runs.passes import Pass
+from halfstep.tools.doctor.runs.products import gpu_products
 from halfstep.tools.doctor.runs.results import (
     LOSS,
+    OtherRounding,
     Results,
     errors,
     results_of,
@@ -197,7 +200,13 @@ def with_islands(policy: Policy, islands: Sequence[str]) -> Policy:
     return replace(policy, modules={**policy.modules, **dict.fromkeys(islands, "fp32")})
 
 
-def is_healed(found: Examination, low: Pass, remedy: Remedy, wrong: Mapping[str, float]) -> bool:
+def is_healed(
+    found: Examination,
+    low: Pass,
+    remedy: Remedy,
+    wrong: Mapping[str, float],
+    other_rounding: bool = False,
+) -> bool:
     """Run a pass again with a part of it in FP32.
 
     Args:
@@ -205,6 +214,8 @@ def is_healed(found: Examination, low: Pass, remedy: Remedy, wrong: Mapping[str,
         low: The pass.
         remedy: What to keep in FP32.
         wrong: Its results that are wrong, with their errors.
+        other_rounding: Round the products in another way too: what is healed by chance (a choice
+            between equals that falls as in FP32) is not healed then.
 
     Returns:
         Whether the worst of these are right then, and all results finite. What is less wrong may
@@ -215,7 +226,11 @@ def is_healed(found: Examination, low: Pass, remedy: Remedy, wrong: Mapping[str,
     try:
         if remedy.islands:
             policy.attach(model)
-        results = _run(found, low, policy, remedy)
+        with contextlib.ExitStack() as stack:
+            if other_rounding:
+                stack.enter_context(gpu_products(policy, found.subject.device))
+                stack.enter_context(OtherRounding(low.policy.row.dtype, low.policy.row.eps))
+            results = _run(found, low, policy, remedy)
     except (HalfstepError, RuntimeError):  # the part cannot run in FP32
         found.subject.reset()
         return False

@@ -180,6 +180,8 @@ def _tried(
         if not found.has_time("further remedies"):
             break
         if is_healed(found, low, remedy, wrong):
+            if must_heal and not is_healed(found, low, remedy, wrong, other_rounding=True):
+                continue
             return cause, remedy, True
         if remedy.islands and (not last.islands or "*" in remedy.islands[0]):
             last = last if "*" in "".join(last.islands) else remedy

@@ -141,7 +141,7 @@ def noise_of_fp32(subject: OneBatch, policy: Policy, fp32: Results) -> dict[str,
         policy: Of the FP32 pass.
         fp32: Its results.
     """
-    with _OtherRounding():  # type: ignore[no-untyped-call]
+    with OtherRounding(torch.float32, 2.0**-24):
         other = run_for_results(subject, policy)
     return errors(other, fp32) | {
         f"gradient {name}": sample_error(sample(g), sample(wanted))
@@ -150,20 +150,32 @@ def noise_of_fp32(subject: OneBatch, policy: Policy, fp32: Results) -> dict[str,
     }
 
 
-class _OtherRounding(TorchDispatchMode):
-    """Moves each result of a product by up to half a spacing of FP32."""
+class OtherRounding(TorchDispatchMode):
+    """Moves each result of a product, as another order of its sums would.
+
+    Args:
+        dtype: Of the results that are moved; what an island computes in FP32 stays.
+        relative: By how much at most.
+    """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()  # type: ignore[no-untyped-call]
+
+    def __init__(self, dtype: torch.dtype | None, relative: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+        self._relative = relative
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        if name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "mkldnn_convolution"):
+        if name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "mkldnn_convolution") and (
+            result.dtype is self._dtype
+        ):
             place = torch.arange(result.numel(), device=result.device, dtype=torch.float32)
-            jitter = place.mul_(12.9898).sin_().mul_(2.0**-24).add_(1.0)  # of no period that counts
+            jitter = place.mul_(12.9898).sin_().mul_(self._relative).add_(1.0)
             result.mul_(jitter.view(result.shape))
         return result
 
