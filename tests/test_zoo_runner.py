@@ -377,11 +377,11 @@ def test_case_that_raises_is_a_failure_with_its_last_line(tmp_path: Path) -> Non
 def test_case_runs_the_halfstep_of_the_runner(tmp_path: Path) -> None:
     def command(case: Case, path: Path) -> Sequence[str]:
         program = "import sys, json, halfstep"
-        program += "; open(sys.argv[1], 'w').write(json.dumps({'from': halfstep.__file__}))"
+        program += "; open(sys.argv[1], 'w').write(json.dumps({'failed': halfstep.__file__}))"
         return [sys.executable, "-c", program, str(path)]
 
     results = run_all([_case()], _settings(tmp_path), lambda _: None, command)
-    assert results["line"]["from"] == hs.__file__
+    assert results["line"]["failed"] == hs.__file__
 
 
 def test_case_beyond_its_time_is_a_failure(tmp_path: Path) -> None:
