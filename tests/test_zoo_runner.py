@@ -438,6 +438,7 @@ def test_figures_count_alarms_faults_and_remedies() -> None:
         "  missed: module 'Net'; it said: It overflows.; islands followed: not healthy then: It"
         " overflows.",
         "  broken: took longer than 1 s",
+        "1 failed: an error of the doctor or of the case, or out of time",
     ]
 
 

@@ -34,7 +34,7 @@ class Settings:
 
     mode: str
     folder: Path
-    limit_s: float = 300.0
+    limit_s: float = 600.0
     parallel: int = 2
     code: str = ""
 
