@@ -3,11 +3,15 @@
 PYTHON ?= python3
 # make test TORCH=2.10.0: that torch instead, in .venv-2.10.0 (on Linux several gigabytes).
 TORCH ?=
+# make zoo: the doctor on the development half; HALF=held-out for the half that nobody works
+# towards, ZOO="--only gpt2 --again" for further options of `python -m zoo`.
+HALF ?= development
+ZOO ?=
 VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install run test lint format bench docs clean
+.PHONY: install run test lint format bench zoo docs clean
 
 install: $(STAMP)
 
@@ -34,6 +38,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/policy.py
 	$(BIN)/python benchmarks/check.py
+
+zoo: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[zoo]'
+	PYTHONPATH=tests $(BIN)/python -m zoo --half $(HALF) --json runs/zoo/$(HALF).json $(ZOO)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/linter_docs.py

@@ -26,7 +26,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, default=Path("runs/zoo"), help="for results")
     parser.add_argument("--json", type=Path, help="write everything into this file")
     parser.add_argument("--again", action="store_true", help="forget the results that are there")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one case")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for one case")
     parser.add_argument("--parallel", type=int, choices=(1, 2), default=2)
     return parser
 

@@ -18,6 +18,7 @@ import torch
 
 import halfstep as hs
 from halfstep.records import Diagnosis
+from halfstep.training.rng import rng_state, set_rng_state
 
 # What is read is what a user would copy: both ways of writing an island, a block with its place,
 # and a loss scale with its arguments.
@@ -77,8 +78,8 @@ def policy_file(told: Instructions, path: Path) -> Path:
         told: What to do.
         path: Where to write it.
     """
-    lines = ["version = 1", 'format = "fp16"', 'base = "cuda"', "", "[modules]"]
-    lines += [f'"{name}" = "fp32"' for name in told.islands]
+    table = ", ".join(f'"{name}" = "fp32"' for name in told.islands)
+    lines = ["version = 1", 'format = "fp16"', 'base = "cuda"', f"modules = {{ {table} }}"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -91,6 +92,7 @@ def scale_problem(recipe: hs.Recipe, call: str, is_all: bool) -> str:
         call: As printed.
         is_all: Whether the scale is all that is wrong, so that the gradients must be right too.
     """
+    chance = rng_state()  # of NumPy too: some models mask their inputs by it
     try:
         scale = _pasted(call)
         norm = _grad_norm(recipe, hs.Policy("fp16", base="cuda"), scale)
@@ -100,6 +102,7 @@ def scale_problem(recipe: hs.Recipe, call: str, is_all: bool) -> str:
         return f"the first step at {call} is skipped"
     if not is_all:
         return ""
+    set_rng_state(chance)
     reference = _grad_norm(recipe, hs.Policy("fp32", base="cuda"), hs.NoLossScale())
     if reference is None or abs(norm - reference) > _NORM * reference:
         return f"the gradient norm at {call} is {norm:.4g}, in FP32 {reference}"

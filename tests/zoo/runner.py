@@ -34,7 +34,7 @@ class Settings:
 
     mode: str
     folder: Path
-    limit_s: float = 300.0
+    limit_s: float = 600.0
     parallel: int = 2
     code: str = ""
 
@@ -128,8 +128,9 @@ def _run_one(case: Case, path: Path, command: Sequence[str], settings: Settings)
 
 
 def _path() -> str:
+    here = Path(halfstep.__file__).parents[1]  # whatever the working folder of the process is
     rest = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(TESTS), *([rest] if rest else [])])
+    return os.pathsep.join([str(TESTS), str(here), *([rest] if rest else [])])
 
 
 def line_of(result: Result) -> str:

@@ -63,6 +63,8 @@ def lines(cases: Mapping[str, Case], results: Mapping[str, Result]) -> Iterator[
     for name, result in results.items():
         if text := _wrong(result):
             yield f"  {name}: {text}"
+    if count["failed"]:
+        yield f"{count['failed']} failed: an error of the doctor or of the case, or out of time"
     if count["skipped"]:
         yield f"{count['skipped']} skipped: what they need is not installed"
 

@@ -52,8 +52,8 @@ def _made(name: str, **settings: Any) -> Any:
 
 @healthy("segmentation_models_pytorch")
 def unet() -> hs.Recipe:
-    model = _made("Unet", encoder_name="resnet18", decoder_channels=(64, 48, 32, 24, 16))
-    return recipe("unet", model, pixels, batches())
+    model = _made("Unet", encoder_name="resnet18", encoder_depth=3, decoder_channels=(48, 32, 16))
+    return recipe("unet", model, pixels, batches(4))
 
 
 @healthy("segmentation_models_pytorch")
@@ -73,8 +73,14 @@ def fpn_dice() -> hs.Recipe:
         dice = DiceLoss("multiclass")(logits, batch[1])
         return F.cross_entropy(logits, batch[1]) + torch.as_tensor(dice)
 
-    model = _made("FPN", encoder_name="mobilenet_v2", decoder_pyramid_channels=64)
-    return recipe("fpn_dice", model, loss_fn, batches())
+    model = _made(
+        "FPN",
+        encoder_name="mobilenet_v2",
+        encoder_depth=4,
+        decoder_pyramid_channels=48,
+        decoder_segmentation_channels=32,
+    )
+    return recipe("fpn_dice", model, loss_fn, batches(4))
 
 
 @healthy("torchvision")
