@@ -156,6 +156,6 @@ def _of_paths(module: Module, project: Project, rules: list[type[OrderRule]]) ->
             if rule.fixes and finding.path == module.path:
                 from halfstep.check.repair.repairs import repair
 
-                edits = repair(finding, hit.edits, module)
+                edits = repair(finding, hit, module)
             end = hit.where.end_line, hit.where.end_column
             yield Raw(finding, end, edits, rule.fixes if edits else None)

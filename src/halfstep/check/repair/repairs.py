@@ -6,16 +6,13 @@ All of them change what training does, which is the point; they are made with ``
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterator
 
-from halfstep.check.repair.restores import loads_too
 from halfstep.check.repair.statements import Lines, Spot, call_of, spots_of
 from halfstep.check.source.inventory import called_names
 from halfstep.check.source.module import Module
-from halfstep.check.source.names_in_scope import is_known_at
 from halfstep.records.finding import Finding
-from halfstep.rules.rule import Edit
+from halfstep.rules.rule import Edit, Hit
 
 _Repair = Callable[[Finding, Module], tuple[Edit, ...]]
 
@@ -24,33 +21,23 @@ _Repair = Callable[[Finding, Module], tuple[Edit, ...]]
 _MEASURED_BEFORE = frozenset(
     ["clip_grads_with_norm_", "mul_", "div_", "_foreach_mul_", "_foreach_div_"]
 )
-_STATE = re.compile(r"([\w.]+)\.state_dict\(\)")
 
 
-def repair(finding: Finding, proposed: tuple[Edit, ...], module: Module) -> tuple[Edit, ...]:
+def repair(finding: Finding, hit: Hit, module: Module) -> tuple[Edit, ...]:
     """Edits that put a finding in `module` right; none where that takes a person.
 
     Args:
         finding: What is wrong.
-        proposed: What its rule would do, if it says so; used only where all of it is in `module`
-            and speaks of names that are known there.
+        hit: The same as its rule says it.
         module: The file.
     """
-    make = _REPAIRS.get(finding.code)
-    if make:
-        return make(finding, module)
-    if not all(_is_sound(edit, module) for edit in proposed):
-        return ()
     if finding.code == "HS117":
-        return (*proposed, *(edit for save in proposed for edit in loads_too(save, module)))
-    return proposed
+        from halfstep.check.repair.checkpoint import scaler_saved_and_loaded
 
-
-def _is_sound(edit: Edit, module: Module) -> bool:
-    if edit.place.path != module.path:
-        return False
-    names = _STATE.findall(edit.text)
-    return all(is_known_at(module, edit.place.line, name) for name in names)
+        line = hit.edits[0].place.line if hit.edits else finding.line
+        return scaler_saved_and_loaded(line, str(hit.values.get("scaler")), module)
+    make = _REPAIRS.get(finding.code)
+    return make(finding, module) if make else ()
 
 
 def _unscale_before_clip(finding: Finding, module: Module) -> tuple[Edit, ...]:
