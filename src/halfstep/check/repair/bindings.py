@@ -28,7 +28,7 @@ class Bindings:
     """
 
     def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+        self.facts = facts
         self._flows: dict[tuple[ast.AST, str], Flow] = {}
         self._asked: set[tuple[ast.AST, str]] = set()
 
@@ -41,7 +41,7 @@ class Bindings:
             beside: A name that `node` needs anyhow: where that is not bound, `node` is not
                 reached.
         """
-        scope, statement = self._facts.function(node), self._statement(node)
+        scope, statement = self.facts.function(node), self._statement(node)
         if self._is_later(node, scope):
             return one(UNKNOWN)
         root = owner.partition(".")[0]
@@ -53,11 +53,11 @@ class Bindings:
         return self._from_outside(owner, scope, beside)
 
     def _statement(self, node: ast.AST) -> ast.stmt:
-        return next(n for n in (node, *self._facts.parents(node)) if isinstance(n, ast.stmt))
+        return next(n for n in (node, *self.facts.parents(node)) if isinstance(n, ast.stmt))
 
     def _is_later(self, node: ast.AST, scope: Scope) -> bool:
         """Whether `node` runs at another time than the statements around it, or in a class body."""
-        for parent in self._facts.parents(node):
+        for parent in self.facts.parents(node):
             if parent is scope:
                 return False
             if isinstance(parent, (ast.Lambda, ast.ClassDef)):
@@ -99,7 +99,7 @@ class Bindings:
     def _result(self, call: ast.Call) -> State:
         if self._makes_scaler(call.func):
             return one(SCALER)
-        made = [f for f in self._facts.functions() if getattr(f, "name", "") == dotted(call.func)]
+        made = [f for f in self.facts.functions() if getattr(f, "name", "") == dotted(call.func)]
         if len(made) != 1 or not isinstance(made[0], ast.FunctionDef) or made[0].decorator_list:
             return one(UNKNOWN)
         key = made[0], "return"
@@ -114,11 +114,13 @@ class Bindings:
         return one(NONE).union(*map(self._meaning, given))
 
     def _makes_scaler(self, node: ast.expr) -> bool:
-        name = self._facts.resolve(node) or ""
-        if name.rpartition(".")[2] in _CLASSES and name.startswith(_HOMES):
-            return True
-        own = [c for c in self._facts.nodes(ast.ClassDef) if c.name == name]
-        return len(own) == 1 and any(self._makes_scaler(base) for base in own[0].bases)
+        name, written = self.facts.resolve(node) or "", dotted(node)
+        own = [c for c in self.facts.nodes(ast.ClassDef) if c.name == written]
+        if own:  # one that takes the place of an import may be anything
+            if len(own) > 1 or written in imported_names(self.facts):
+                return False
+            return any(dotted(b) != written and self._makes_scaler(b) for b in own[0].bases)
+        return name.rpartition(".")[2] in _CLASSES and name.startswith(_HOMES)
 
     # Parameters
 
@@ -128,12 +130,12 @@ class Bindings:
         if key in self._asked:
             return NEVER
         self._asked.add(key)
-        owner = next(self._facts.parents(function))
+        owner = next(self.facts.parents(function))
         is_init = function.name == "__init__" and isinstance(owner, ast.ClassDef)
         called = owner.name if is_init and isinstance(owner, ast.ClassDef) else function.name
         found: State = NEVER
         for node in self._mentions({called}):
-            call = next(self._facts.parents(node))
+            call = next(self.facts.parents(node))
             if isinstance(call, ast.Call) and call.func is node:
                 found |= self._argument(call, function, name, isinstance(owner, ast.ClassDef))
             elif not (is_init and self._only_names(node)):
@@ -143,7 +145,7 @@ class Bindings:
 
     def _only_names(self, node: ast.expr) -> bool:
         """Whether a class is named for its type or its parent, rather than handed on."""
-        above = list(self._facts.parents(node))[:3]
+        above = list(self.facts.parents(node))[:3]
         call = above[0] if isinstance(above[0], ast.Call) else None
         typed = isinstance(above[0], (ast.arg, ast.AnnAssign))
         return typed or (call is not None and last(call.func) in ("isinstance", "super"))
@@ -174,7 +176,7 @@ class Bindings:
         if isinstance(home, _FUNCTIONS) and owner in _parameters(home):
             found |= self._given(home, owner)
         found -= {UNBOUND}
-        mentions = [n for n in self._reaching(scope) if self._facts.function(n) is home]
+        mentions = [n for n in self._reaching(scope) if self.facts.function(n) is home]
         states = [self._before(home, owner, n, beside) for n in mentions] or [flow.end]
         return found | ({UNBOUND} & frozenset().union(*states))
 
@@ -188,23 +190,23 @@ class Bindings:
         return self._flow(home, owner).before.get(statement, NEVER)
 
     def _outer(self, scope: Scope) -> Iterator[Scope]:
-        for parent in self._facts.parents(scope):
+        for parent in self.facts.parents(scope):
             if isinstance(parent, (*_FUNCTIONS, ast.Module)):
                 yield parent
 
     def _is_declared(self, name: str) -> bool:
         """Whether a function says that it sets `name` for others."""
-        shared = [n.names for n in self._facts.nodes(ast.Global)]
-        shared += [n.names for n in self._facts.nodes(ast.Nonlocal)]
+        shared = [n.names for n in self.facts.nodes(ast.Global)]
+        shared += [n.names for n in self.facts.nodes(ast.Nonlocal)]
         return any(name in names for names in shared)
 
     def _mentions(self, names: set[str]) -> list[ast.expr]:
         nodes: list[ast.Name | ast.Attribute] = [
-            *self._facts.nodes(ast.Name),
-            *self._facts.nodes(ast.Attribute),
+            *self.facts.nodes(ast.Name),
+            *self.facts.nodes(ast.Attribute),
         ]
         loads = [n for n in nodes if last(n) in names and isinstance(n.ctx, ast.Load)]
-        return [n for n in loads if dotted(n).partition(".")[0] not in imported_names(self._facts)]
+        return [n for n in loads if dotted(n).partition(".")[0] not in imported_names(self.facts)]
 
     def _reaching(self, function: FunctionNode) -> list[ast.expr]:
         """All places that name `function`, or what names it, and so on."""
@@ -218,10 +220,10 @@ class Bindings:
 
     def _callers(self, node: ast.AST) -> Iterator[str]:
         """Functions around `node`; where Python calls one by itself, its class."""
-        for parent in self._facts.parents(node):
+        for parent in self.facts.parents(node):
             if isinstance(parent, _FUNCTIONS):
                 yield parent.name
-                owner = next(self._facts.parents(parent))
+                owner = next(self.facts.parents(parent))
                 if parent.name.startswith("__") and isinstance(owner, ast.ClassDef):
                     yield owner.name
 
@@ -229,9 +231,9 @@ class Bindings:
 
     def _method(self, node: ast.AST, root: str) -> FunctionNode | None:
         """The method around `node` whose first parameter is `root`."""
-        around = [n for n in (node, *self._facts.parents(node)) if isinstance(n, _FUNCTIONS)]
+        around = [n for n in (node, *self.facts.parents(node)) if isinstance(n, _FUNCTIONS)]
         for function in around:
-            in_class = isinstance(next(self._facts.parents(function)), ast.ClassDef)
+            in_class = isinstance(next(self.facts.parents(function)), ast.ClassDef)
             first = [*function.args.posonlyargs, *function.args.args][:1]
             static = any(
                 last(d) in ("staticmethod", "classmethod") for d in function.decorator_list
@@ -243,7 +245,7 @@ class Bindings:
     def _attribute(
         self, owner: str, method: FunctionNode, scope: Scope, statement: ast.stmt, beside: str
     ) -> State:
-        home, name = next(self._facts.parents(method)), owner.partition(".")[2]
+        home, name = next(self.facts.parents(method)), owner.partition(".")[2]
         assert isinstance(home, ast.ClassDef)
         if "." in name or self._is_set_by_name(name):
             return one(UNKNOWN)
@@ -256,8 +258,8 @@ class Bindings:
         flow = self._flow(init, owner)
         if scope is init:
             return flow.before.get(statement, NEVER) | (stored - {UNBOUND})
-        early = [n for n in self._reaching(method) if self._facts.function(n) is init]
-        early += [n for n in self._mentions({"super"}) if self._facts.function(n) is init]
+        early = [n for n in self._reaching(method) if self.facts.function(n) is init]
+        early += [n for n in self._mentions({"super"}) if self.facts.function(n) is init]
         states = [self._before(init, owner, n, beside) for n in early]
         local = self._flow(scope, owner).before.get(statement) if scope is method else None
         if local is not None and UNBOUND not in local:  # set on every way to here
@@ -267,22 +269,22 @@ class Bindings:
     def _stored_anywhere(self, name: str) -> State:
         """What any line of the file stores in an attribute of this name."""
         found: State = NEVER
-        for node in self._facts.nodes(ast.Attribute):
+        for node in self.facts.nodes(ast.Attribute):
             if node.attr == name and not isinstance(node.ctx, ast.Load):
-                scope = self._facts.function(node)
+                scope = self.facts.function(node)
                 found |= self._flow(scope, dotted(node)).stored if dotted(node) else one(UNKNOWN)
                 found |= one(UNBOUND) if isinstance(node.ctx, ast.Del) else NEVER
         return found
 
     def _is_set_by_name(self, name: str) -> bool:
         """Whether something sets attributes in a way that the text does not show."""
-        for call in self._facts.nodes(ast.Call):
+        for call in self.facts.nodes(ast.Call):
             if last(call) in ("setattr", "delattr", "__setattr__"):
                 given = [a.value for a in call.args if isinstance(a, ast.Constant)]
                 if name in given or not any(isinstance(value, str) for value in given):
                     return True
-        named = [getattr(function, "name", "") for function in self._facts.functions()]
-        return name in named or any(n.attr == "__dict__" for n in self._facts.nodes(ast.Attribute))
+        named = [getattr(function, "name", "") for function in self.facts.functions()]
+        return name in named or any(n.attr == "__dict__" for n in self.facts.nodes(ast.Attribute))
 
 
 def _parameters(scope: Scope) -> set[str]:

@@ -17,6 +17,7 @@ from halfstep.check.repair.flow import NONE, SCALER, State
 from halfstep.check.repair.statements import Lines
 from halfstep.check.source.facts import Facts
 from halfstep.check.source.module import Module
+from halfstep.rules.events import Place
 from halfstep.rules.rule import Edit
 from halfstep.rules.syntax import argument, dotted, last
 
@@ -39,25 +40,27 @@ class _Entry(NamedTuple):
     home: ast.Dict | ast.Call | ast.Assign
 
 
-def scaler_saved_and_loaded(line: int, scaler: str, module: Module) -> tuple[Edit, ...]:
+def scaler_saved_and_loaded(hint: Place, scaler: str, module: Module) -> tuple[Edit, ...]:
     """Edits that save the state of `scaler` and load it back; none where that is not certain.
 
     Args:
-        line: Of the call that writes the checkpoint, or of the state of the optimizer in it.
+        hint: Of the call that writes the checkpoint, or of the state of the optimizer in it.
         scaler: Its name, where the optimizer steps through it.
         module: The file.
     """
     facts = Facts(module)
-    entry = _entry_near(line, facts)
-    if entry is None or _has_other_use(facts) or not is_open_to_entries(facts, entry.home):
+    entries = _entries_near(hint, facts)
+    if not entries or _has_other_use(facts):
         return ()
-    bindings = Bindings(facts)
+    entry, bindings = entries[-1], Bindings(facts)
+    if not is_open_to_entries(facts, entry.home):
+        return ()
     for name in _names_for(scaler, entry.owner):
         held = bindings.at(name, entry.state, beside=entry.owner)
         if _is_certain(held):
             save = _save(entry, name, held, module)
-            loads = _loads(entry, name, facts, bindings, module)
-            return (save, *loads) if save else ()
+            found = (tuple(_loads(e, name, bindings, module)) for e in reversed(entries))
+            return (save, *next(filter(None, found), ())) if save else ()
     return ()
 
 
@@ -75,31 +78,53 @@ def _is_certain(held: State) -> bool:
 
 def _has_other_use(facts: Facts) -> bool:
     """Whether the key is taken, or read for something else than a scaler's state."""
-    for node in facts.nodes(ast.Constant):
-        if node.value != KEY:
-            continue
-        statement = next(p for p in facts.parents(node) if isinstance(p, ast.stmt))
-        above = next(facts.parents(node))
-        reads = isinstance(above, (ast.Compare, ast.Subscript, ast.Call))
-        stored = isinstance(above, ast.Subscript) and not isinstance(above.ctx, ast.Load)
-        if not reads or stored or "load_state_dict" not in ast.unparse(statement):
-            return True
-    return any(
-        keyword.arg == KEY and last(call.func) == "dict"
+    taken = (
+        keyword.arg == KEY and last(call.func) in ("dict", "update")
         for call in facts.nodes(ast.Call)
         for keyword in call.keywords
     )
+    keys = [node for node in facts.nodes(ast.Constant) if node.value == KEY]
+    return any(taken) or any(_is_other_use(key, facts) for key in keys)
+
+
+def _is_other_use(key: ast.Constant, facts: Facts) -> bool:
+    above = next(facts.parents(key))
+    if isinstance(above, (ast.Dict, ast.Tuple, ast.List, ast.Set)):
+        return True
+    statement = next(p for p in facts.parents(key) if isinstance(p, ast.stmt))
+    loads = "load_state_dict" in ast.unparse(statement)
+    if isinstance(above, ast.Subscript):
+        return not isinstance(above.ctx, ast.Load) or not loads
+    asks = isinstance(above, ast.Call) and last(above.func) in ("get", "pop", "setdefault")
+    return asks and not loads
 
 
 # The save
 
 
-def _entry_near(line: int, facts: Facts) -> _Entry | None:
-    """The one state of an optimizer that goes into the checkpoint of a line."""
+def _entries_near(hint: Place, facts: Facts) -> list[_Entry]:
+    """The states of optimizers in the one dict that a checkpoint is made of."""
     found = [entry for call in facts.nodes(ast.Call) if (entry := _entry_of(call, facts))]
-    found = [entry for entry in found if _is_optimizer(entry.owner)]
-    written = [entry for entry in found if _is_written_at(entry, line, facts)]
-    return written[0] if len(written) == 1 else None
+    found = sorted(found, key=lambda entry: _end(entry.state))
+    exact = {_dict_of(e) for e in found if _end(e.state) == (hint.line, hint.column)}
+    written = {_dict_of(e) for e in found if _is_written_at(e, hint.line, facts)}
+    for dicts in filter(None, (exact, written)):
+        return [e for e in found if _dict_of(e) in dicts] if len(dicts) == 1 else []
+    return []
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or 0, (node.end_col_offset or 0) + 1
+
+
+def _dict_of(entry: _Entry) -> object:
+    """What two entries of one dict have in common."""
+    return ast.unparse(_container(entry.home)) if isinstance(entry.home, ast.Assign) else entry.home
+
+
+def _container(home: ast.Assign) -> ast.expr:
+    target = home.targets[0]
+    return target.value if isinstance(target, ast.Subscript) else target
 
 
 def _is_optimizer(owner: str) -> bool:
@@ -109,7 +134,7 @@ def _is_optimizer(owner: str) -> bool:
 def _entry_of(call: ast.Call, facts: Facts) -> _Entry | None:
     """The entry whose value is ``owner.state_dict()``."""
     owner = dotted(call.func).removesuffix(".state_dict")
-    if last(call.func) != "state_dict" or call.args or call.keywords or not owner:
+    if last(call.func) != "state_dict" or call.args or call.keywords or not _is_optimizer(owner):
         return None
     above = next(facts.parents(call))
     if isinstance(above, ast.Dict) and None not in above.keys:
@@ -150,9 +175,8 @@ def _kept_in(entry: _Entry, statement: ast.stmt) -> str:
     """The variable that holds the dict."""
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return ""
-    target = statement.targets[0]
-    kept = target.value if isinstance(target, ast.Subscript) else target
-    return dotted(kept) if statement is entry.home or statement.value is entry.home else ""
+    kept = dotted(_container(statement))
+    return kept if statement is entry.home or statement.value is entry.home else ""
 
 
 def _save(entry: _Entry, scaler: str, held: State, module: Module) -> Edit | None:
@@ -163,9 +187,8 @@ def _save(entry: _Entry, scaler: str, held: State, module: Module) -> Edit | Non
     if isinstance(entry.home, ast.Assign):
         if not lines.stands_alone(entry.home):
             return None
-        target = entry.home.targets[0]
-        assert isinstance(target, ast.Subscript)
-        return lines.behind(entry.home, f'{ast.unparse(target.value)}["{KEY}"] = {state}')
+        kept = ast.unparse(_container(entry.home))
+        return lines.behind(entry.home, f'{kept}["{KEY}"] = {state}')
     new = f"{KEY}={state}" if isinstance(entry.home, ast.Call) else f'"{KEY}": {state}'
     place = module.place(entry.state)
     return lines.entry_behind(place, new)
@@ -174,14 +197,12 @@ def _save(entry: _Entry, scaler: str, held: State, module: Module) -> Edit | Non
 # The load
 
 
-def _loads(
-    entry: _Entry, scaler: str, facts: Facts, bindings: Bindings, module: Module
-) -> Iterator[Edit]:
+def _loads(entry: _Entry, scaler: str, bindings: Bindings, module: Module) -> Iterator[Edit]:
     """What loads the state of the scaler, behind each load of the optimizer's.
 
     Nothing where the file loads such a state already, or where the scaler may be missing then.
     """
-    lines = Lines(module)
+    lines, facts = Lines(module), bindings.facts
     if module.calls_anywhere(scaler.rpartition(".")[2].lower(), "load_state_dict"):
         return
     for call in facts.nodes(ast.Call):

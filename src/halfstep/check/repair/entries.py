@@ -10,7 +10,7 @@ from halfstep.rules.syntax import dotted, last
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _WRITES = ("save", "dump")
-_READS = ("load",)
+_READS = ("torch.load", "pickle.load")
 # Methods of a dict that ask for one entry, or put others in.
 _SINGLE = frozenset(["get", "pop", "update", "setdefault"])
 _DEPTH = 4  # functions that hand a dict on to each other
@@ -23,7 +23,7 @@ def is_open_to_entries(facts: Facts, made: ast.AST) -> bool:
         facts: The file.
         made: A dict, or a statement that puts an entry into one.
     """
-    read = [c for c in facts.nodes(ast.Call) if _is(c, _READS) and _is_whole(c)]
+    read = [c for c in facts.nodes(ast.Call) if facts.resolve(c.func) in _READS]
     return _goes_only_to_files(facts, made, _DEPTH) and all(
         _is_taken_apart(facts, call, _DEPTH) for call in read
     )
@@ -31,11 +31,6 @@ def is_open_to_entries(facts: Facts, made: ast.AST) -> bool:
 
 def _is(call: ast.Call, words: tuple[str, ...]) -> bool:
     return any(word in last(call.func).lower() for word in words)
-
-
-def _is_whole(call: ast.Call) -> bool:
-    """Whether a call reads a file, rather than the state of one object."""
-    return last(call.func) in ("load", "load_checkpoint", "torch_load", "load_state")
 
 
 def _goes_only_to_files(facts: Facts, made: ast.AST, depth: int) -> bool:
@@ -47,7 +42,7 @@ def _goes_only_to_files(facts: Facts, made: ast.AST, depth: int) -> bool:
     if isinstance(above, ast.keyword):
         above = next(facts.parents(above))
     if isinstance(above, ast.Call) and above.func is not made:
-        return _is(above, _WRITES) and _parameter_is_open(facts, above, made, depth)
+        return _parameter_is_open(facts, above, made, depth)
     plain = isinstance(above, ast.Assign) and len(above.targets) == 1
     return plain and isinstance(above, ast.Assign) and _goes_only_to_files(facts, above, depth)
 
@@ -88,21 +83,19 @@ def _is_single_use(facts: Facts, node: ast.AST, depth: int) -> bool:
     if isinstance(above, ast.keyword):
         above = next(facts.parents(above))
     if isinstance(above, ast.Call):
-        if _is(above, ("load_state_dict",)):
-            return True  # the state of one object, alone in its file
-        return _is(above, _WRITES) and _parameter_is_open(facts, above, node, depth)
+        return _parameter_is_open(facts, above, node, depth)
     if isinstance(above, ast.Compare):
         return all(isinstance(op, (ast.In, ast.NotIn, ast.Is, ast.IsNot)) for op in above.ops)
     return isinstance(above, (ast.If, ast.IfExp, ast.BoolOp, ast.UnaryOp, ast.Assert, ast.Expr))
 
 
 def _parameter_is_open(facts: Facts, call: ast.Call, given: ast.AST, depth: int) -> bool:
-    """Whether a function of the file that gets a dict does no more than others may with it."""
-    if dotted(call.func).partition(".")[0] in imported_names(facts):
-        return True
-    home = [f for f in facts.functions() if isinstance(f, _FUNCTIONS) and f.name == last(call.func)]
-    if not home:
-        return True
+    """Whether a function that gets a dict writes it, or asks it for single entries."""
+    functions = [f for f in facts.functions() if isinstance(f, _FUNCTIONS)]
+    imported = dotted(call.func).partition(".")[0] in imported_names(facts)
+    home = [] if imported else [f for f in functions if f.name == last(call.func)]
+    if not home:  # of another file, or torch's: the state of one object, alone in its file
+        return _is(call, (*_WRITES, "load_state_dict"))
     name = _parameter(home[0], call, given)
     if depth == 0 or len(home) != 1 or not name:
         return False
