@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from halfstep.check.documents.document import Piece, open_document
 from halfstep.check.documents.files import Unreadable, read_bytes
+from halfstep.check.documents.syntax import as_unreadable
 from halfstep.check.output.checklist import evidence
 from halfstep.check.output.raw import Raw
 from halfstep.check.output.reports import FileReport
@@ -46,20 +46,6 @@ def inspect_data(
     return report
 
 
-def syntax_problems(path: str, data: bytes) -> list[str]:
-    """Why a file that has nothing for any rule could not have been checked; empty if it could."""
-    import ast
-
-    try:
-        document = open_document(path, data)
-        for piece in document.pieces:
-            with _as_unreadable(piece):
-                ast.parse(piece.text)
-    except Unreadable as problem:
-        return [str(problem)]
-    return document.problems
-
-
 def inspect_piece(
     path: str,
     piece: Piece,
@@ -75,7 +61,7 @@ def inspect_piece(
     project = project or Project()
     if not _is_concerned(piece.text, rules):
         return
-    with _as_unreadable(piece):
+    with as_unreadable(piece):
         module = Module(path, piece.text)
         project.add(module)
         raws = list(raw_findings(module, project, rules))
@@ -87,19 +73,6 @@ def inspect_piece(
             report.used |= comments
             if not comments:
                 report.found.append(view.source_finding(raw))
-
-
-@contextmanager
-def _as_unreadable(piece: Piece) -> Iterator[None]:
-    try:
-        yield
-    except SyntaxError as error:
-        _, line = piece.spot(error.lineno or 0)
-        raise Unreadable(f"line {line}: {error.msg}") from None
-    except (RecursionError, MemoryError):
-        raise Unreadable("nested too deeply") from None
-    except ValueError as error:
-        raise Unreadable(str(error)) from None
 
 
 def _is_concerned(text: str, rules: Sequence[type[Rule]]) -> bool:
