@@ -3,8 +3,9 @@
     python benchmarks/check.py            # about two minutes; TorchFix is the `bench` extra
     python benchmarks/check.py --quick    # few rounds, nothing written
 
-All on one core. A start is timed as whole processes, in turn with ``python -c "import ast,
-argparse"``: nothing that parses Python can be faster. TorchFix and halfstep read copies of the same
+All on one core. A start is the processor time of whole processes, which other work on the machine
+disturbs less than wall time, in turn with ``python -c "import ast, argparse"`` (nothing that parses
+Python can be faster) and with ``python -c pass``. TorchFix and halfstep read copies of the same
 files. Most files have no training step; halfstep sees that from their words and does not parse
 them, so that a second number tells what it does with files that train.
 """
@@ -16,6 +17,7 @@ import compileall
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -34,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.update import machine, quartiles
 
 BASE = [sys.executable, "-c", "import ast, argparse"]
+EMPTY = [sys.executable, "-c", "pass"]
 HALFSTEP = [str(Path(sys.executable).parent / "halfstep"), "check", "--isolated", "--jobs", "1"]
 FOLDERS = ("optim", "nn", "amp", "fx")
 
@@ -48,23 +51,36 @@ def seconds(command: list[str], folder: Path) -> float:
     return elapsed
 
 
-def starts(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Quartiles of the time of a check over the bare start, within a round."""
+def processor_seconds(command: list[str], folder: Path) -> float:
+    """Processor time of a process, user and system."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds(command, folder)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def starts(folder: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Quartiles of the time of a check over that of a start without one, within a round."""
     scripts = {
         "no training": "print('hello')\n",
         "correct": load("HS101").good,
         "mistake": load("HS101").bad,
     }
+    bases = {"import ast, argparse": BASE, "pass": EMPTY}
     ours: dict[str, list[float]] = {name: [] for name in scripts}
-    bare: dict[str, list[float]] = {name: [] for name in scripts}
+    bare: dict[str, list[float]] = {name: [] for name in bases}
     for name, text in scripts.items():
         (folder / f"{name.replace(' ', '_')}.py").write_text(text)
     for _ in range(rounds):
+        for name, command in bases.items():
+            bare[name].append(processor_seconds(command, folder))
         for name in scripts:
             path = f"{name.replace(' ', '_')}.py"
-            bare[name].append(seconds(BASE, folder))
-            ours[name].append(seconds([*HALFSTEP, path], folder))
-    return {name: quartiles(ours[name], bare[name]) for name in scripts}
+            ours[name].append(processor_seconds([*HALFSTEP, path], folder))
+    return {
+        base: {name: quartiles(ours[name], times) for name in scripts}
+        for base, times in bare.items()
+    }
 
 
 def torch_root() -> Path:

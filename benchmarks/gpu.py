@@ -102,13 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.add(entry)
         release()
 
-    searched = torch.backends.cudnn.benchmark
+    cudnn = torch.backends.cudnn
+    settings = {"enabled": cudnn.enabled, "deterministic": cudnn.deterministic}
     gc.freeze()  # what is there by now is never garbage: collections look at the rest alone
     try:
-        torch.backends.cudnn.benchmark = True  # as tuned loops have it
-        is_clean = run_cases(cases_for(setup, options.only), budget, add)
+        # Kernels are searched for, as tuned loops have it.
+        with cudnn.flags(benchmark=True, allow_tf32=cudnn.allow_tf32, **settings):
+            is_clean = run_cases(cases_for(setup, options.only), budget, add)
     finally:
-        torch.backends.cudnn.benchmark = searched
         gc.unfreeze()
     if report.path is not None:
         print(f"\nwritten to {os.path.relpath(report.path)} and .txt")

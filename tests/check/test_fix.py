@@ -14,9 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.check.linter import check_text
+from halfstep.check.linter import check_paths, check_text
 from halfstep.check.repair.edits import apply
-from halfstep.check.repair.fix import fix_data, write_whole
+from halfstep.check.repair.fix import fix_data, fix_report, write_whole
+from halfstep.check.settings import Settings
 from halfstep.rules import registry
 from halfstep.rules.events import Place
 from halfstep.rules.rule import Edit, Rule
@@ -128,6 +129,32 @@ def test_repair_inside_a_repair_is_made_too() -> None:
 def test_silenced_finding_is_not_repaired() -> None:
     text = f"import torch\ncontext = {OLD}  # halfstep: ignore\n"
     assert fix(text) == text
+
+
+NAMED = "from torch.cuda.amp import autocast\n\nwith autocast():\n    pass\n"
+TAKES = [
+    "from tools import autocast\n",
+    "from .tools import autocast as cast\n",
+    "from tools import *\n",
+    "import tools\n\ncontext = tools.autocast()\n",
+    "import package.tools\n\ncontext = package.tools.autocast()\n",
+    "from tools import (autocast  # no Python\n",
+]
+TAKES_NOT = ["from tools import other\n", "from torch.cuda.amp import autocast\n", "tools = 1\n"]
+
+
+@pytest.mark.parametrize(
+    ("other", "changed"), [(t, 0) for t in TAKES] + [(t, 1) for t in TAKES_NOT]
+)
+def test_import_that_another_file_takes_over_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, changed: int
+) -> None:
+    """``autocast()`` in the other file would lack its device."""
+    monkeypatch.chdir(tmp_path)
+    Path("tools.py").write_text(NAMED)
+    Path("train.py").write_text(other)
+    report = check_paths(["tools.py"], RULES)
+    assert len(list(fix_report(report, RULES, Settings()))) == changed
 
 
 SETUP, LOOP = registry.load("HS101").bad.split("for x, y in batches:\n")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from halfstep.check.documents.document import Piece, open_document
 from halfstep.check.documents.files import Unreadable, read_bytes
+from halfstep.check.documents.syntax import as_unreadable
 from halfstep.check.output.checklist import evidence
 from halfstep.check.output.raw import Raw
 from halfstep.check.output.reports import FileReport
@@ -50,20 +50,6 @@ def inspect_data(
     return report
 
 
-def syntax_problems(path: str, data: bytes) -> list[str]:
-    """Why a file that has nothing for any rule could not have been checked; empty if it could."""
-    import ast
-
-    try:
-        document = open_document(path, data)
-        for piece in document.pieces:
-            with _as_unreadable(piece):
-                ast.parse(piece.text)
-    except Unreadable as problem:
-        return [str(problem)]
-    return document.problems
-
-
 def inspect_piece(
     path: str,
     piece: Piece,
@@ -80,7 +66,7 @@ def inspect_piece(
     leads = project.leads(path, piece.text)
     if not leads and not _is_concerned(piece.text, rules):
         return
-    with _as_unreadable(piece):
+    with as_unreadable(piece):
         module = Module(path, piece.text)
         project.add(module)
         raws = list(raw_findings(module, project, rules, leads))
@@ -92,19 +78,6 @@ def inspect_piece(
             report.used |= comments
             if not comments:
                 report.found.append(view.source_finding(raw))
-
-
-@contextmanager
-def _as_unreadable(piece: Piece) -> Iterator[None]:
-    try:
-        yield
-    except SyntaxError as error:
-        _, line = piece.spot(error.lineno or 0)
-        raise Unreadable(f"line {line}: {error.msg}") from None
-    except (RecursionError, MemoryError):
-        raise Unreadable("nested too deeply") from None
-    except ValueError as error:
-        raise Unreadable(str(error)) from None
 
 
 def _is_concerned(text: str, rules: Sequence[type[Rule]]) -> bool:
@@ -206,6 +179,6 @@ def _raw(rule: type[Rule], hit: Hit, module: Module) -> Raw:
     if rule.fixes and finding.path == module.path:
         from halfstep.check.repair.repairs import repair  # most files need none
 
-        edits = repair(finding, hit.edits, module)
+        edits = repair(finding, hit, module)
     end = hit.where.end_line, hit.where.end_column
     return Raw(finding, end, edits, rule.fixes if edits else None)

@@ -51,7 +51,7 @@ def check_paths(
             waiting.append((path, named))
             size += len(data)
         elif named:
-            from halfstep.check.inspect import syntax_problems
+            from halfstep.check.documents.syntax import syntax_problems
 
             report.problems += [(path, text, True) for text in syntax_problems(path, data)]
     if waiting:

@@ -6,10 +6,12 @@ import functools
 import importlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from halfstep.records.errors import BadValueError
-from halfstep.rules.rule import Rule
+
+if TYPE_CHECKING:
+    from halfstep.rules.rule import Rule
 
 _FOLDER = os.path.join(os.path.dirname(__file__), "catalog")
 
@@ -33,6 +35,8 @@ def load(code: str) -> type[Rule]:
     known = names()
     if code not in known:
         raise BadValueError(f"there is no rule {code!r}; `halfstep rules` lists them all.")
+    from halfstep.rules.rule import Rule  # most checks load no rule
+
     stem = f"{code.lower()}_{known[code].replace('-', '_')}"
     module = importlib.import_module(f"halfstep.rules.catalog.{stem}")
     (rule,) = (
@@ -46,7 +50,7 @@ def load(code: str) -> type[Rule]:
     return rule
 
 
-class Selection(Sequence[type[Rule]]):
+class Selection(Sequence["type[Rule]"]):
     """Rules that are imported when somebody looks at one; most files need none.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from io import BytesIO
@@ -84,12 +83,21 @@ def read_bytes(path: str) -> bytes:
         raise Unreadable((error.strerror or str(error)).lower()) from None
 
 
+def _declared(data: bytes) -> str | None:
+    """The encoding that a byte order mark or a comment declares."""
+    if not data.startswith(b"\xef\xbb\xbf") and b"coding" not in b"".join(data.split(b"\n", 2)[:2]):
+        return None
+    import tokenize  # it takes as long to import as to check a small file
+
+    return tokenize.detect_encoding(BytesIO(data).readline)[0]
+
+
 def decode(data: bytes) -> tuple[str, str]:
     """Text of a source file and its encoding: the declared one, or UTF-8."""
     if b"\0" in data:
         raise Unreadable("not a text file")
     try:
-        encoding, _ = tokenize.detect_encoding(BytesIO(data).readline)
+        encoding = _declared(data) or "utf-8"
         return data.decode(encoding), encoding
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         if str(error).startswith("unknown encoding"):

@@ -10,13 +10,13 @@ from halfstep.check.source.inventory import last_name
 from halfstep.check.source.module import Module
 from halfstep.records.finding import Finding
 from halfstep.rules.events import Place
-from halfstep.rules.rule import Edit
+from halfstep.rules.rule import Edit, Hit
 
 _GONE = frozenset(["step", "zero_grad", "unscale_"])
 _CLIPS = frozenset(["clip_grad_norm_", "clip_grad_norm"])
 
 
-def without_line(finding: Finding, module: Module) -> tuple[Edit, ...]:
+def without_line(finding: Finding, _: Hit, module: Module) -> tuple[Edit, ...]:
     """Edits after which the engine alone does what the line of a finding does too."""
     spots = spots_of(module.tree, finding.line)
     call = call_of(spots[0].statement) if spots else None

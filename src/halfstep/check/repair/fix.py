@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from halfstep.check.documents.document import Piece, open_document
@@ -15,6 +16,7 @@ from halfstep.check.documents.files import read_bytes
 from halfstep.check.inspect import raw_findings
 from halfstep.check.output.view import View
 from halfstep.check.repair.edits import apply
+from halfstep.check.repair.importers import Importers
 from halfstep.check.settings import Settings
 from halfstep.check.source.module import Module
 from halfstep.check.source.project import Project
@@ -59,8 +61,10 @@ def fix_report(
     """
     checked = set(report.files)
     paths = {source.finding.path for source in report.found if source.repair}
+    importers = Importers(checked, paths & checked)
     for path in sorted(paths & checked):
-        fixed = fix_data(path, read_bytes(path), rules, settings, unsafe)
+        taken = importers.taken_from(path)
+        fixed = fix_data(path, read_bytes(path), rules, settings, unsafe, taken)
         if fixed.new != fixed.old:
             yield path, fixed
 
@@ -71,6 +75,7 @@ def fix_data(
     rules: Sequence[type[Rule]],
     settings: Settings | None = None,
     unsafe: bool = False,
+    taken: Collection[str] = (),
 ) -> Fixed:
     """Repair the content of a file; nothing is written.
 
@@ -80,6 +85,7 @@ def fix_data(
         rules: From the registry.
         settings: Of the project; what they silence is left alone.
         unsafe: Make repairs too after which training does something else.
+        taken: Names that other files import from this one, whose imports stay as they are.
 
     Raises:
         Unreadable: The content is no Python.
@@ -90,7 +96,8 @@ def fix_data(
         texts = []
         for piece in document.pieces:
             found = _found(path, piece, rules)
-            wanted = list(_repairable(path, found, settings or Settings(), unsafe))
+            able = _repairable(path, found, settings or Settings(), unsafe)
+            wanted = [raw for raw in able if not _imports_anew(raw, taken)]
             text, made = apply(piece.text, [raw.edits for raw in wanted])
             if any(made) and _errors(_found(path, Piece(text), rules)) - _errors(found):
                 text, made = piece.text, [False] * len(made)  # it would be wrong in another way
@@ -130,6 +137,12 @@ def _repairable(path: str, found: _Found, settings: Settings, unsafe: bool) -> I
         )
         if allowed and not silenced:
             yield raw
+
+
+def _imports_anew(raw: Raw, names: Collection[str]) -> bool:
+    """Whether a repair changes what an import of one of `names` stands for."""
+    imports = (e.text for e in raw.edits if e.text.startswith(("from ", "import ")))
+    return any(name in re.findall(r"\w+", text) for text in imports for name in names)
 
 
 def _parsed(path: str, piece: Piece) -> Module | None:

@@ -6,97 +6,125 @@ All of them change what training does, which is the point; they are made with ``
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from halfstep.check.repair.beside_engine import without_line
-from halfstep.check.repair.certain_scalers import is_certain
-from halfstep.check.repair.restores import loads_too
 from halfstep.check.repair.statements import Lines, Spot, call_of, spots_of
 from halfstep.check.source.inventory import called_names
 from halfstep.check.source.module import Module
-from halfstep.check.source.names_in_scope import is_known_at
 from halfstep.records.finding import Finding
-from halfstep.rules.rule import Edit
+from halfstep.rules.events import Place
+from halfstep.rules.rule import Edit, Hit
+from halfstep.rules.syntax import calls_in, inside, last
 
-_Repair = Callable[[Finding, Module], tuple[Edit, ...]]
-
-
+_Repair = Callable[[Finding, Hit, Module], tuple[Edit, ...]]
 # Clips by a norm that was measured further up, from gradients that carried the scale.
 _MEASURED_BEFORE = frozenset(
     ["clip_grads_with_norm_", "mul_", "div_", "_foreach_mul_", "_foreach_div_"]
 )
-_STATE = re.compile(r"([\w.]+)\.state_dict\(\)")
+_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def repair(finding: Finding, proposed: tuple[Edit, ...], module: Module) -> tuple[Edit, ...]:
+def repair(finding: Finding, hit: Hit, module: Module) -> tuple[Edit, ...]:
     """Edits that put a finding in `module` right; none where that takes a person.
 
     Args:
         finding: What is wrong.
-        proposed: What its rule would do, if it says so; used only where all of it is in `module`
-            and speaks of names that are known there.
+        hit: The same as its rule says it.
         module: The file.
     """
-    make = _REPAIRS.get(finding.code)
-    if make:
-        return make(finding, module)
-    if not all(_is_sound(edit, module) for edit in proposed):
-        return ()
-    if finding.code == "HS117" and not all(_adds_certain(edit, module) for edit in proposed):
-        return ()
     if finding.code == "HS117":
-        return (*proposed, *(edit for save in proposed for edit in loads_too(save, module)))
-    return proposed
+        from halfstep.check.repair.checkpoint import scaler_saved_and_loaded
+
+        return scaler_saved_and_loaded(_entry_of(hit), str(hit.values.get("scaler")), module)
+    make = _REPAIRS.get(finding.code)
+    return make(finding, hit, module) if make else ()
 
 
-def _adds_certain(edit: Edit, module: Module) -> bool:
-    """Whether each state that an edit adds is that of a scaler that is surely there."""
-    names = _STATE.findall(edit.text)
-    return all(is_certain(module, edit.place.line, name) for name in names)
+def _entry_of(hit: Hit) -> Place:
+    """Where the rule would put an entry, else where the checkpoint is written."""
+    return hit.edits[0].place if hit.edits else hit.where
 
 
-def _is_sound(edit: Edit, module: Module) -> bool:
-    if edit.place.path != module.path:
-        return False
-    names = _STATE.findall(edit.text)
-    return all(is_known_at(module, edit.place.line, name) for name in names)
-
-
-def _unscale_before_clip(finding: Finding, module: Module) -> tuple[Edit, ...]:
+def _unscale_before_clip(finding: Finding, hit: Hit, module: Module) -> tuple[Edit, ...]:
     """``scaler.unscale_(optimizer)`` in front of a clip, if one step follows it for certain.
 
     Where it stands behind the clip already, the clip goes behind it.
     """
-    spots = spots_of(module.tree, finding.line)
+    spots = _of_function(spots_of(module.tree, finding.line))
     lines = Lines(module)
-    if not spots or not lines.stands_alone(spots[0].statement):
+    if not spots or not lines.stands_alone(spots[0].statement) or _is_caught(spots):
         return ()
-    if called_names(spots[0].statement) & _MEASURED_BEFORE:
+    if called_names(spots[0].statement) & _MEASURED_BEFORE or len(hit.used_by) > 1:
         return ()
-    late = [s for spot in spots for s in spot.later if module.calls_in(s, "unscale_")]
-    if late:
-        clip, later = spots[0].statement, spots[0].later
-        unused = isinstance(clip, ast.Expr) or later[:1] == late  # what it gives, in between
-        plain = late[0] in later and len(late) == 1 and _method(late[0]) == "unscale_"
-        movable = plain and unused and lines.stands_alone(late[0])
-        return lines.moved_behind(clip, late[0]) if movable else ()
+    if any(_unscales(statement) for spot in spots for statement in spot.later):
+        return _clip_behind_unscale(spots[0], lines)
     steps = list(_steps_after(spots))
-    if len(steps) != 1:
+    if len(steps) != 1 or None in steps or _unscales(spots[-1].statement):
         return ()
-    scaler, optimizer = steps[0]
+    (scaler, optimizer), *_ = (step for step in steps if step)
     return (lines.before(spots[0].statement, f"{scaler}.unscale_({optimizer})"),)
 
 
-def _steps_after(spots: list[Spot]) -> Iterator[tuple[str, str]]:
-    """Scaler and optimizer of the steps that follow, out of ``if`` blocks but not of loops."""
+def _clip_behind_unscale(spot: Spot, lines: Lines) -> tuple[Edit, ...]:
+    """The clip moved, if nothing between the two can use what it clips, or what it gives."""
+    clip, later = spot.statement, spot.later
+    late = [statement for statement in later if _unscales(statement)]
+    if len(late) != 1 or _method(late[0]) != "unscale_" or not lines.stands_alone(late[0]):
+        return ()
+    between = later[: later.index(late[0])]
+    unused = isinstance(clip, ast.Expr) or not between
+    if not unused or any(calls_in(between)) or _leaves(between):
+        return ()
+    return lines.moved_behind(clip, late[0])
+
+
+def _unscales(statement: ast.stmt) -> bool:
+    return "unscale_(" in ast.unparse(statement)
+
+
+def _leaves(statements: Iterable[ast.stmt]) -> bool:
+    """Whether what stands behind `statements` may be left out."""
+    return any(isinstance(node, _LEAVES) for node in inside(statements))
+
+
+def _of_function(spots: list[Spot]) -> list[Spot]:
+    """Those in the function that the innermost stands in, or in the file."""
+    index = next((i for i, s in enumerate(spots) if isinstance(s.owner, _FUNCTIONS)), len(spots))
+    return spots[: index + 1]
+
+
+def _is_caught(spots: list[Spot]) -> bool:
+    """Whether training goes on after an exception: a step may then be left out half-way."""
+    owners = (spot.owner for spot in spots)
+    return any(isinstance(o, (ast.Try, ast.TryStar)) and o.handlers for o in owners)
+
+
+def _steps_after(spots: list[Spot]) -> Iterator[tuple[str, str] | None]:
+    """Scaler and optimizer of the steps that follow for certain, ``None`` for those that may.
+
+    They are looked for in the blocks around, out of ``if`` but not of loops.
+    """
+    known = False
     for spot in spots:
         for statement in spot.later:
             step = _scaler_step(statement)
-            if step:
+            if step or _may_step(statement):
                 yield step
+            known = known or step is not None
+            if _leaves([statement]):
+                if not known:
+                    yield None
+                return
         if not isinstance(spot.owner, (ast.If, ast.With)):
             return
+
+
+def _may_step(statement: ast.stmt) -> bool:
+    """Whether anything but a schedule may step in a statement."""
+    calls = (call for call in calls_in([statement]) if last(call.func) == "step")
+    return any("sched" not in ast.unparse(call.func).lower() for call in calls)
 
 
 def _scaler_step(statement: ast.stmt) -> tuple[str, str] | None:
@@ -115,10 +143,10 @@ def _is_name(node: ast.expr) -> bool:
     return isinstance(node, ast.Name)
 
 
-def _schedule_behind_step(finding: Finding, module: Module) -> tuple[Edit, ...]:
+def _schedule_behind_step(finding: Finding, hit: Hit, module: Module) -> tuple[Edit, ...]:
     """The schedule's step moved behind the optimizer's, or the update, of the same block."""
     spots = spots_of(module.tree, finding.line)
-    if not spots or not finding.related:
+    if not spots or not finding.related or finding.related[0].path != module.path:
         return ()
     schedule = spots[0].statement
     step_line = finding.related[0].line
@@ -130,7 +158,19 @@ def _schedule_behind_step(finding: Finding, module: Module) -> tuple[Edit, ...]:
     target = later[index]
     if index + 1 < len(later) and _method(later[index + 1]) == "update":
         target = later[index + 1]
+    passed = later[: later.index(target) + 1]
+    if _leaves(passed) or _names_in(schedule, ast.Load) & _names_in_all(passed, ast.Store):
+        return ()
     return lines.moved_behind(schedule, target) if lines.stands_alone(target) else ()
+
+
+def _names_in(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+    return {n.id for n in names if isinstance(n.ctx, context)}
+
+
+def _names_in_all(nodes: Iterable[ast.AST], context: type[ast.expr_context]) -> set[str]:
+    return {name for node in nodes for name in _names_in(node, context)}
 
 
 def _is_call_at(statement: ast.stmt, line: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -111,6 +112,25 @@ class Lines:
         """What stands at a place inside of one line."""
         line = self._lines[place.line - 1].encode()
         return line[place.column - 1 : place.end_column - 1].decode(errors="ignore")
+
+    def entry_behind(self, place: Place, text: str) -> Edit:
+        """One more entry of a dict behind the one that ends at `place`, on a line of its own.
+
+        On the same line where the entry shares its line with others.
+        """
+        line = self._lines[place.end_line - 1]
+        before = self._lines[place.line - 1].encode()[: place.column - 1].decode()
+        after = line.encode()[place.end_column - 1 :].decode()
+        indent = before[: len(before) - len(before.lstrip())]
+        alone = bool(re.fullmatch(r"""\s*(["'][^"']*["']\s*:|\w+=)\s*""", before))
+        at = place._replace(line=place.end_line, column=place.end_column)
+        if alone and re.match(r"\s*,\s*(#|$)", after):
+            column = len(line.encode()) + 1
+            end = Place(place.path, place.end_line, column, place.end_line, column)
+            return Edit(end, f"{self._end}{indent}{text},")
+        if alone and not after.strip():
+            return Edit(at, f",{self._end}{indent}{text}")
+        return Edit(at, f", {text}")
 
     def moved_behind(self, statement: ast.stmt, target: ast.stmt) -> tuple[Edit, ...]:
         """A statement with its comment, taken away and put behind `target`."""
