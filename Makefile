@@ -41,7 +41,7 @@ bench: $(STAMP)
 
 zoo: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[zoo]'
-	PYTHONPATH=tests $(BIN)/python -m zoo --half $(HALF) --json runs/zoo/$(HALF).json $(ZOO)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m zoo --half $(HALF) --json runs/zoo/$(HALF).json $(ZOO)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/linter_docs.py
