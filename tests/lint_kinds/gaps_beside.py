@@ -8,11 +8,7 @@ from __future__ import annotations
 # Repairs of checkpoints that break a run.
 BROKEN: dict[str, list[str]] = {}
 # Checkpoints that are not repaired, or by half.
-UNREPAIRED: dict[str, list[str]] = {
-    "repaired whole": [
-        "dict by keywords",
-    ],
-}
+UNREPAIRED: dict[str, list[str]] = {}
 # Repairs of the other programs that add a fault.
 DAMAGED: dict[str, list[str]] = {}
 # Findings that stand on another line.
