@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from halfstep.records import BadTypeError, BadValueError
 from halfstep.update.optimizers.fuse import fuse_again, fuse_if_free, is_fused, unfuse
@@ -30,6 +30,7 @@ from halfstep.update.optimizers.kernels import kernel_of
 from halfstep.update.optimizers.launch import Launch, launch_all
 from halfstep.update.optimizers.observers import has_hooks, has_replaced_step, is_observed
 from halfstep.update.optimizers.undo import Undo
+from halfstep.update.ranks.shards import has_dtensors
 
 
 class OptimizerAdapter:
@@ -137,7 +138,7 @@ class OptimizerAdapter:
         params, grads, _ = gradients
         # A step that makes state may run out of memory. Later ones keep copies on a CPU alone:
         # elsewhere the memory for a second set of weights and state is what nobody has.
-        keeps_copies = len(params) > self._most_stepped or params[0].is_cpu
+        keeps_copies = len(params) > self._most_stepped or all(p.is_cpu for p in params[:1])
         self._undo = Undo(self.optimizer, params, keeps_copies=keeps_copies)
         fused = self._is_fused(gradients)
         if fused:
@@ -205,15 +206,23 @@ class OptimizerAdapter:
         finally:
             self.optimizer.__dict__.pop("found_inf", None)
 
+    def _takes_shards(self, params: list[Tensor]) -> bool:
+        """Whether torch has a rule for the optimizer's fused kernel on sharded parameters."""
+        return isinstance(self.optimizer, Adam) or not has_dtensors(params)
+
     def _step_fused(self, params: list[Tensor], grads: list[Tensor], multiplier: float) -> Any:
         if is_observed(self.optimizer):
             divide_(grads, multiplier)  # hooks must find the true gradients
             return self.optimizer.step()
-        if _lacks_some_momentum(self.optimizer, params):
+        if _lacks_some_momentum(self.optimizer, params) or not self._takes_shards(params):
             divide_(grads, multiplier)
             with _unfused(self.optimizer):
                 return self.optimizer.step()
-        if any(p.dtype is torch.float64 for p in params) or not in_float32_range(multiplier):
+        if (
+            any(p.dtype is torch.float64 for p in params)
+            or has_dtensors(params)
+            or not in_float32_range(multiplier)
+        ):
             divide_(grads, multiplier)
             multiplier = 1.0
         try:
