@@ -123,9 +123,7 @@ def test_norm_loss_and_divisor_are_of_all_rows(
 
 
 @pytest.mark.parametrize(("world", "wrapper", "way"), ALL)
-def test_ranks_are_bit_equal(
-    found: dict[int, Results], world: int, wrapper: str, way: str
-) -> None:
+def test_ranks_are_bit_equal(found: dict[int, Results], world: int, wrapper: str, way: str) -> None:
     results, _ = _of(found, world, wrapper, way)
     for result in results[1:]:
         assert differences(results[0], result) == []

@@ -6,10 +6,10 @@ compute together is compared with one process in float64 that has all rows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -99,10 +99,9 @@ def _ddp_static(model: Net, world: int) -> nn.Module:
 
 
 def _ddp_views(model: Net, world: int) -> nn.Module:
-    wrapped = DistributedDataParallel(
+    return DistributedDataParallel(
         model, gradient_as_bucket_view=True, find_unused_parameters=True
     )
-    return wrapped
 
 
 def _fsdp(model: Net, world: int) -> nn.Module:
@@ -187,7 +186,8 @@ def adagrad(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adagrad(parameters, lr=1e-2, eps=1e-4)
 
 
-class Way(NamedTuple):
+@dataclass(frozen=True)
+class Way:
     """How to update.
 
     Attributes:
@@ -198,7 +198,7 @@ class Way(NamedTuple):
     """
 
     optimizer: Any = adamw
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = field(default_factory=dict)
     is_two: bool = False
     schedules: bool = False
 

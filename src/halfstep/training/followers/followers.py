@@ -28,6 +28,7 @@ from halfstep.training.followers.schedule import (
 from halfstep.training.followers.shards import Shards
 from halfstep.training.model_entries import ModelEntries, match_entries
 from halfstep.update import OptimizerSlot
+from halfstep.update.ranks.find import reshard
 from halfstep.update.ranks.shards import has_dtensors
 from halfstep.update.readback import Number
 
@@ -52,6 +53,7 @@ class Followers:
         rolls_back: bool,
     ) -> None:
         self.emas = dict(emas)
+        self._models = models
         self._averages = {
             name: AverageUpdate(ema, models[name]) for name, ema in emas.items() if ema is not None
         }
@@ -231,8 +233,10 @@ class Followers:
     def averaged(self) -> Iterator[None]:
         """Inside, the models hold their averages; models without one stay as they are."""
         with contextlib.ExitStack() as stack:
+            reshard(self._models.values())
             for average in self._averages.values():
                 stack.enter_context(average.in_the_model())
+            stack.callback(reshard, self._models.values())
             yield
 
     def _is_open(self, model: str) -> bool:

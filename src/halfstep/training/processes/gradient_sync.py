@@ -58,8 +58,8 @@ class GradientSync:
         Raises:
             CallOrderError: The last backward of the window ran without it.
         """
-        for part in self._parts:
-            if any(p.unsharded_accumulated_grad is not None for p in part.fsdp_params):
+        for parameter in self._parameters():
+            if any(getattr(where, name, None) is not None for where, name in _waiting(parameter)):
                 raise CallOrderError(
                     "the last backward of this window did not exchange its gradients, which"
                     " fully_shard still holds: end the window with"
@@ -69,14 +69,24 @@ class GradientSync:
 
     def drop_open(self) -> None:
         """Forget gradients that are waiting for their exchange: their window was aborted."""
-        for part in self._parts:
-            for parameter in part.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
+        for parameter in self._parameters():
+            for where, name in _waiting(parameter):
+                if where is not None:
+                    setattr(where, name, None)
+
+    def _parameters(self) -> Iterator[Any]:
+        return (parameter for part in self._parts for parameter in part.fsdp_params)
 
     @staticmethod
     def _set(settings: Iterable[tuple[Any, bool, bool]]) -> None:
         for part, reduces, all_reduces in settings:
             part.reduce_grads, part.all_reduce_grads = reduces, all_reduces
+
+
+def _waiting(parameter: Any) -> tuple[tuple[Any, str], ...]:
+    """Where fully_shard keeps whole gradients until their exchange."""
+    whole = getattr(parameter, "_unsharded_param", None)
+    return (parameter, "unsharded_accumulated_grad"), (whole, "grad")
 
 
 def with_last(things: Iterable[T]) -> Iterator[tuple[T, bool]]:

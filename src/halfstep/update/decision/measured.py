@@ -5,26 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
 from halfstep.records import BadValueError
 from halfstep.update.decision.veto import Condition
 from halfstep.update.optimizers.gradients import Gradients
+from halfstep.update.optimizers.square_sums import Squares
 from halfstep.update.readback import Number, is_one
-
-
-class Squares(NamedTuple):
-    """Square sums of this rank's gradients, where several ranks train together.
-
-    Attributes:
-        owned: Of what this rank holds alone; shared parts by their share.
-        shared: Of what all ranks hold alike.
-    """
-
-    owned: Number
-    shared: Number
 
 
 @dataclass(slots=True, eq=False)

@@ -233,7 +233,6 @@ class OptimizerAdapter:
         finally:
             self.optimizer.__dict__.pop("grad_scale", None)
 
-
     def _takes(self, params: list[Tensor]) -> bool:
         """Whether torch has a rule for one fused step over these parameters."""
         is_one_mesh = len({getattr(p, "device_mesh", None) for p in params}) == 1

@@ -50,6 +50,7 @@ def find_ranks(
     *,
     group: Any = None,
     square_sum: SquareSum | None = None,
+    is_whole: bool = True,
 ) -> Ranks:
     """The processes that train these parameters together.
 
@@ -59,6 +60,7 @@ def find_ranks(
         device: Where they are.
         group: A process group that says it instead, or ``False`` for a process of its own.
         square_sum: See `Ranks`.
+        is_whole: Whether these are all parameters that train; else some may be outside of wrappers.
 
     Raises:
         BadValueError: Several processes, and nothing says how they train together; or something
@@ -75,7 +77,7 @@ def find_ranks(
     sharded = [p for _, p in parameters if is_dtensor(p)]
     if not (ddp or fsdp or sharded) and group is None and square_sum is None:
         _refuse_alone()
-    if ddp and not sharded and group is None:
+    if ddp and not sharded and group is None and is_whole:
         _refuse_outside(ddp, parameters)
     found = _group_of(ddp, sharded) if group is None else group
     size = torch.distributed.get_world_size(found)
@@ -128,6 +130,14 @@ def fsdp_parts(module: nn.Module) -> list[Any]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside of DistributedDataParallel."""
     return model.module if is_ddp(model) else model  # type: ignore[return-value]
+
+
+def reshard(models: Iterable[nn.Module]) -> None:
+    """Drop whole weights that a forward of `fully_shard` has left: the shards will be written."""
+    for model in models:
+        for module in model.modules():
+            if is_fsdp(module):
+                module.reshard()  # type: ignore[operator]
 
 
 def inner_models(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

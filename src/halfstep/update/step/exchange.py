@@ -30,7 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.update.decision.measured import Measured, Squares, carried, check_agreement
+from halfstep.update.decision.measured import Measured, carried, check_agreement
+from halfstep.update.optimizers.square_sums import Squares
 from halfstep.update.ranks.ranks import Ranks
 from halfstep.update.readback import Number, on_device
 
@@ -59,7 +60,7 @@ def exchange(measured: Sequence[Measured], ranks: Ranks, state: object) -> None:
     sizes = [len(row) for row in rows]
     flat = [number for row in rows for number in row]
     added: Sequence[Number]
-    if all(_is_known(each.squares) for each in measured):
+    if all(each.squares is not None and each.squares.are_known for each in measured):
         numbers = torch.tensor([float(n) for n in flat], dtype=torch.float64)
         added = ranks.sum(numbers.to(ranks.device)).tolist()
     else:
@@ -73,21 +74,7 @@ def exchange(measured: Sequence[Measured], ranks: Ranks, state: object) -> None:
 def _row(measured: Measured, ranks: Ranks, state: object) -> list[Number]:
     squares = measured.squares
     assert squares is not None
-    both = squares.owned + squares.shared
-    bad: Number
-    if _is_known(squares):
-        bad = float(not math.isfinite(both))
-        owned, shared = (0.0, 0.0) if bad else (squares.owned, squares.shared)
-    else:
-        both = on_device(both, ranks.device)
-        finite = torch.isfinite(both)
-        bad = torch.logical_not(finite)
-        owned, shared = (
-            torch.where(finite, on_device(part, ranks.device), 0.0)
-            if isinstance(part, Tensor) or part
-            else 0.0
-            for part in (squares.owned, squares.shared)
-        )
+    bad, owned, shared = _finite(squares, ranks)
     presence = _PRESENT if measured.has_gradients else 0.0
     loss, weight, *metrics = measured.sums
     code = _code(measured, state)
@@ -104,9 +91,20 @@ def _row(measured: Measured, ranks: Ranks, state: object) -> list[Number]:
     ]
 
 
-def _is_known(squares: Squares | None) -> bool:
-    """Whether the host knows the square sums."""
-    return squares is not None and not any(isinstance(part, Tensor) for part in squares)
+def _finite(squares: Squares, ranks: Ranks) -> tuple[Number, Number, Number]:
+    """1 if a square sum is not finite, and both; 0 in their places then."""
+    both = squares.owned + squares.shared
+    if squares.are_known:
+        is_bad = not math.isfinite(both)
+        return float(is_bad), *((0.0, 0.0) if is_bad else squares)
+    finite = torch.isfinite(on_device(both, ranks.device))
+    owned, shared = (
+        torch.where(finite, on_device(part, ranks.device), 0.0)
+        if isinstance(part, Tensor) or part
+        else 0.0
+        for part in squares
+    )
+    return torch.logical_not(finite), owned, shared
 
 
 def _code(measured: Measured, state: object) -> Number:
@@ -147,9 +145,20 @@ def _take(measured: Measured, added: Sequence[Number], ranks: Ranks) -> None:
         measured.unit = carried(measured.loss_scale, weight, measured.nominal * ranks.averaged_over)
 
 
-def exchange_clipped(squares: Squares, ranks: Ranks) -> Number:
-    """The norm over all ranks of what a clip callable has left."""
-    owned, shared = squares
-    mine = owned + (shared if ranks.rank == 0 else 0.0)
-    total = ranks.sum(on_device(mine, ranks.device).reshape(1))[0]
-    return math.sqrt(float(total)) if ranks.device.type == "cpu" else total.sqrt()
+def exchange_norm(squares: Squares, ranks: Ranks) -> Number:
+    """The norm over all ranks, and nothing else; inf where it is not finite on one of them.
+
+    Args:
+        squares: Of this rank.
+        ranks: Several.
+
+    Returns:
+        A float where the host knows the square sums, else a 0-d float64 tensor.
+
+    Syncs: no on a device; on a CPU the collective itself waits for the other ranks.
+    """
+    bad, owned, shared = _finite(squares, ranks)
+    mine = [bad, owned, shared if ranks.rank == 0 else 0.0]
+    added = ranks.sum(torch.stack([on_device(each, ranks.device) for each in mine]))
+    norm = torch.where(added[0] > 0, math.inf, (added[1] + added[2]).sqrt())
+    return float(norm) if squares.are_known else norm

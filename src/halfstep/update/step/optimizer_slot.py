@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from halfstep.records import BadValueError
 from halfstep.update.decision.clipping import Clip, check_max_norm
-from halfstep.update.decision.measured import Measured, Squares, carried
+from halfstep.update.decision.measured import Measured, carried
 from halfstep.update.decision.veto import Condition
 from halfstep.update.loss_scale.base import LossScale, SkipsInARow
 from halfstep.update.optimizers.adapter import OptimizerAdapter
@@ -25,10 +25,11 @@ from halfstep.update.optimizers.gradients import (
     values_of,
 )
 from halfstep.update.optimizers.norm import GradientNorm
+from halfstep.update.optimizers.square_sums import SquareSums
 from halfstep.update.ranks.ranks import ONE, Ranks
 from halfstep.update.readback import Number, on_device
 from halfstep.update.step.counters import Counters
-from halfstep.update.step.exchange import exchange_clipped
+from halfstep.update.step.exchange import exchange_norm
 from halfstep.update.step.launched_step import LaunchedStep, is_on_a_device
 from halfstep.update.step.window import Window
 
@@ -74,7 +75,7 @@ class OptimizerSlot:
         self.clip = clip
         self._collector = GradientCollector(optimizer)
         self._norm = GradientNorm()
-        self._norms: dict[float, GradientNorm] = {}  # by how many ranks hold the same parts
+        self._square_sums = SquareSums()
         self._names = dict(names or {})
 
     @property
@@ -190,7 +191,7 @@ class OptimizerSlot:
         scale = self._scale_now()
         if ranks.are_several:
             measured = self._measured(gradients, math.nan, 1.0, scale)
-            measured.squares = self._squares(gradients, ranks)
+            measured.squares = self._square_sums(gradients, ranks)
             return measured
         if not grads:
             return self._measured(gradients, 0.0, 1.0, scale)
@@ -215,27 +216,10 @@ class OptimizerSlot:
         gradients = self._collector.collect()  # the callable may have replaced some
         measured.gradients = gradients
         if ranks.are_several:
-            squares = self._squares(gradients, ranks)
-            measured.left_by_clip = exchange_clipped(squares, ranks)
+            squares = self._square_sums(gradients, ranks)
+            measured.left_by_clip = exchange_norm(squares, ranks)
         else:
             measured.left_by_clip = self._norm(gradients.grads)
-
-    def _squares(self, gradients: Gradients, ranks: Ranks) -> Squares:
-        params, grads, _ = gradients
-        if ranks.square_sum is not None:
-            return Squares(ranks.square_sum(grads), 0.0)
-        by_copies: dict[float, list[Tensor]] = {}
-        for p, grad in zip(params, grads, strict=True):
-            by_copies.setdefault(ranks.copies_of(p), []).append(grad)
-        owned: Number = 0.0
-        shared: Number = 0.0
-        for copies, some in by_copies.items():
-            norm = self._norms.setdefault(copies, GradientNorm())(some, key=params)
-            if copies:
-                owned = owned + norm * norm / copies
-            else:
-                shared = norm * norm
-        return Squares(owned, shared)
 
     def kernel_can_skip(self, measured: Measured) -> bool:
         """Whether the kernel can skip this update by itself, without the host knowing.
