@@ -84,9 +84,9 @@ class Processes:
     def begin(self) -> None:
         """Look again, once, before anything is computed."""
         if not self._has_begun:
-            self._has_begun = True
             if not self.are_several:
                 self._look()
+            self._has_begun = True
 
     def all_together(self) -> Together:
         """Around what all ranks do: an error on this one is told to the others and ends its run.

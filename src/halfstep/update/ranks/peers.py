@@ -9,11 +9,16 @@ it there.
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
+import weakref
 from typing import Any
 
 import torch
 
 from halfstep.records import PeerFailed
+
+logger = logging.getLogger("halfstep")
 
 _KEY = "halfstep/failed"
 
@@ -28,6 +33,8 @@ class Peers:
     def __init__(self, rank: int | None = None) -> None:
         self._rank = rank
         self._has_told = False
+        if rank is not None:
+            _listen(self)
 
     def tell(self, error: BaseException) -> None:
         """Let the others know that this rank fails; the first failure counts."""
@@ -71,6 +78,29 @@ class Peers:
                 f" memory above all). torch said: {_first_line(error)}"
             ) from error
         return
+
+
+# --- errors that end the process outside of the engine -----------------------------------------
+
+_listening: weakref.WeakSet[Peers] = weakref.WeakSet()
+_hook_before: Any = None
+
+
+def _listen(peers: Peers) -> None:
+    """Let the others hear of an error of the user's loop as well, which nobody catches."""
+    global _hook_before
+    _listening.add(peers)
+    if sys.excepthook is not _tell_all:
+        _hook_before, sys.excepthook = sys.excepthook, _tell_all
+
+
+def _tell_all(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    for peers in list(_listening):
+        found = None if isinstance(error, PeerFailed) else peers.failure()
+        if found is not None:
+            logger.error("rank %d has failed before this one, with %s", *found)
+        peers.tell(error)
+    _hook_before(kind, error, trace)
 
 
 _GONE = ("connection closed by peer", "connection reset", "timed out", "timeout", "broken pipe")
