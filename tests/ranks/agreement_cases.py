@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from world import case
@@ -295,9 +295,7 @@ def _sums_only(state: object, bucket: dist.GradBucket) -> torch.futures.Future[T
 def refused(rank: int, world: int) -> dict[str, str]:
     model = DistributedDataParallel(mlp())
     model.register_comm_hook(None, _sums_only)
-    flat = "torch.distributed.fsdp"
-    first = getattr(__import__(flat, fromlist=["x"]), "FullyShardedDataParallel")
-    wrapped = first(mlp(), device_id=torch.device("cpu"), use_orig_params=True)
+    wrapped = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"), use_orig_params=True)
     split = [dist.new_group([0]), dist.new_group([1])][rank]
     models = {
         "left": DistributedDataParallel(mlp()),

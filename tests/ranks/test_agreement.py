@@ -1,4 +1,4 @@
-"""What two ranks find out together is the truth about both, and what is wrong is refused by both."""
+"""What two ranks find out together is true of both, and what is wrong is refused by both."""
 
 from __future__ import annotations
 

@@ -99,9 +99,7 @@ def _ddp_static(model: Net, world: int) -> nn.Module:
 
 
 def _ddp_views(model: Net, world: int) -> nn.Module:
-    return DistributedDataParallel(
-        model, gradient_as_bucket_view=True, find_unused_parameters=True
-    )
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, find_unused_parameters=True)
 
 
 def _fsdp(model: Net, world: int) -> nn.Module:
