@@ -66,23 +66,33 @@ class Results:
         return results
 
 
-def run_cases(module: str, world: int, folder: Path, *, within: float = 280.0) -> Results:
+def run_cases(
+    module: str,
+    world: int,
+    folder: Path,
+    *,
+    only: str = "",
+    within: float = 280.0,
+    **variables: str,
+) -> Results:
     """Start a group of processes, and wait for what its cases return.
 
     Args:
         module: Name of the module of cases, next to this file.
         world: Number of processes.
         folder: Empty.
+        only: How the names of the cases begin.
         within: Seconds.
+        variables: Of the environment.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     if sys.platform == "linux":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # works without a network
     group = [
         subprocess.Popen(
-            [sys.executable, __file__, module, str(rank), str(world), str(folder)],
+            [sys.executable, __file__, module, str(rank), str(world), str(folder), only],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -106,7 +116,7 @@ def _run(each: Case, rank: int, world: int) -> Any:
         return f"FAILED: {traceback.format_exc()}"
 
 
-def main(module: str, rank: int, world: int, folder: Path) -> None:
+def main(module: str, rank: int, world: int, folder: Path, only: str) -> None:
     """Run every case of a module for this size and write what they returned to ``<rank>.pt``."""
     torch.set_num_threads(1)
     importlib.import_module(module)
@@ -119,7 +129,7 @@ def main(module: str, rank: int, world: int, folder: Path) -> None:
     )
     found = {}
     for name, each in sys.modules["world"].CASES[module].items():
-        if world in each.worlds:
+        if world in each.worlds and name.startswith(only):
             found[name] = _run(each, rank, world)
             torch.save(found, folder / f"{rank}.pt")
             dist.barrier()
@@ -129,4 +139,4 @@ def main(module: str, rank: int, world: int, folder: Path) -> None:
 if __name__ == "__main__":
     import world as _this  # the cases register there and not in __main__
 
-    _this.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    _this.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])

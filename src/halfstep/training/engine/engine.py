@@ -66,7 +66,7 @@ from halfstep.update import (
 from halfstep.update.decision.clipping import Clip
 from halfstep.update.decision.veto import Condition
 from halfstep.update.ranks.find import inner_models
-from halfstep.update.ranks.ranks import SquareSum
+from halfstep.update.ranks.ranks import Ranks, SquareSum
 from halfstep.update.readback import check_float64
 
 logger = logging.getLogger("halfstep")
@@ -312,6 +312,20 @@ class Engine:
         self._update.settle()
         rates = {name: rates_of(optimizer) for name, optimizer in self.optimizers.items()}
         return rates if len(rates) > 1 else next(iter(rates.values()))
+
+    @property
+    def ranks(self) -> Ranks:
+        """Who trains together: ``size``, ``rank``; found again at each call that trains."""
+        self._processes.begin()
+        return self._update.ranks
+
+    def all_together(self) -> contextlib.AbstractContextManager[None]:
+        """Around anything else that all ranks do, such as an evaluation with collectives.
+
+        An error inside reaches the other ranks with its own text and ends the run of all, instead
+        of leaving them waiting.
+        """
+        return self._processes.all_together()
 
     @property
     def num_updates(self) -> int:

@@ -82,11 +82,11 @@ class Processes:
         return self._update.ranks.are_several
 
     def begin(self) -> None:
-        """Look again, once, before anything is computed."""
+        """Look again, until the first step, for a group or a wrapper that was made in between."""
         if not self._has_begun:
             if not self.are_several:
                 self._look()
-            self._has_begun = True
+            self._has_begun = self._update.counters.attempts > 0 or self.are_several
 
     def all_together(self) -> Together:
         """Around what all ranks do: an error on this one is told to the others and ends its run.

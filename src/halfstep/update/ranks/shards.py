@@ -54,6 +54,25 @@ def like(tensor: Tensor, part: Tensor) -> Tensor:
     )
 
 
+def sharded_as(tensor: Tensor, whole: Tensor) -> Tensor:
+    """A whole tensor, or the part of it that this rank holds where `tensor` is sharded.
+
+    Args:
+        tensor: Of the same shape.
+        whole: The same on every rank; one that is sharded already is returned as it is.
+
+    Syncs: no.
+    """
+    if not is_dtensor(tensor) or is_dtensor(whole):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+    placements: Any = tensor.placements  # type: ignore[attr-defined]
+    whole = whole.detach().to(mesh.device_type)
+    return distribute_tensor(whole, mesh, placements, src_data_rank=None)
+
+
 def placed_as(grad: Tensor, parameter: Tensor) -> Tensor:
     """A gradient with the placements of its parameter; the very tensor where it has them.
 
