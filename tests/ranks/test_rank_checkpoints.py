@@ -36,9 +36,7 @@ def loaded(
     return _run("load", tmp_path_factory, folder)
 
 
-def _run(
-    what: str, tmp_path_factory: pytest.TempPathFactory, folder: Path
-) -> dict[int, Results]:
+def _run(what: str, tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[int, Results]:
     variables = {"HALFSTEP_TEST_FOLDER": str(folder)}
     return {
         world: run_cases(

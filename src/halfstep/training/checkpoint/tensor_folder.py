@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     FileSystemWriter,
@@ -55,12 +56,12 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Non
         group: Of the ranks; ``None`` where this process is alone.
 
     Raises:
-        CheckpointException: On all ranks, where one could not write.
+        BadValueError: On all ranks, where one could not write.
 
     Syncs: yes.
     """
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-    with _quietly():
+    with _quietly(), _explained("the tensors of the checkpoint cannot be written"):
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
 
 
@@ -86,9 +87,12 @@ class TensorFolder:
         Args:
             targets: Names in `shapes`, tensors of their shapes.
             group: As for `save_tensors`.
+
+        Raises:
+            BadValueError: On all ranks, where one could not read.
         """
         if targets or group is not None:
-            with _quietly():
+            with _quietly(), _explained("the tensors of the checkpoint cannot be read"):
                 load(
                     dict(targets),
                     storage_reader=self._reader,
@@ -142,6 +146,16 @@ def _checked(found: object, path: Path) -> Metadata:
         ):
             raise BadValueError(f"the index {str(path)!r} points outside of its folder.")
     return found
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointException as error:
+        rank, first = next(iter(error.failures.items()))
+        reason = f"{type(first[0]).__name__}: {first[0]}".splitlines()[0].rstrip(":. ")
+        raise BadValueError(f"{what} (rank {rank}, {reason}).") from None
 
 
 @contextlib.contextmanager
