@@ -38,6 +38,21 @@ def local_of(tensor: Tensor) -> Tensor:
     return part if wait is None else wait()  # type: ignore[no-any-return]
 
 
+def local_parts(value: Any) -> Any:
+    """Plain data with the local part of every tensor in it; the very value where none can differ.
+
+    Args:
+        value: Dicts, lists and tuples around tensors and other things.
+    """
+    if sys.modules.get("torch.distributed.tensor") is None:
+        return value
+    if isinstance(value, dict):
+        return {key: local_parts(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(local_parts(each) for each in value)
+    return local_of(value) if isinstance(value, Tensor) else value
+
+
 def like(tensor: Tensor, part: Tensor) -> Tensor:
     """A tensor that is distributed as `tensor` is, around another local part."""
     if not is_dtensor(tensor):
