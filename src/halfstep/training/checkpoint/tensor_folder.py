@@ -7,7 +7,6 @@ a closed list of classes, and only tensors are ever asked for.
 from __future__ import annotations
 
 import contextlib
-import gc
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
@@ -64,9 +63,6 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Non
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
     with _quietly(), _explained("the tensors of the checkpoint cannot be written"):
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
-    # What torch leaves behind holds the process group in a cycle. Collected at the exit of the
-    # process, after its group, it ends in an abort of gloo's thread (seen in stock torch 2.13).
-    gc.collect()
 
 
 class TensorFolder:
