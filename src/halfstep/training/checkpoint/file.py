@@ -17,7 +17,7 @@ from halfstep.training.checkpoint.plain import refuse_unloadable
 from halfstep.training.engine.engine import Engine
 from halfstep.training.rng import rng_state
 from halfstep.update.ranks.ranks import ONE
-from halfstep.update.ranks.shards import local_parts
+from halfstep.update.ranks.shards import has_dtensors, local_parts
 
 logger = logging.getLogger("halfstep")
 
@@ -85,7 +85,8 @@ def save_checkpoint(
             refuse_unloadable({**content, **_WITHOUT_TENSORS})
             save_folder(target, content, ranks)
         return
-    content = local_parts(content)
+    if has_dtensors(p for model in engine.models.values() for p in model.parameters()):
+        content |= {part: local_parts(content[part]) for part in _WITHOUT_TENSORS}
     refuse_unloadable(content)
     write_whole(target, lambda file: torch.save(content, file))
 

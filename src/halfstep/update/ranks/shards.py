@@ -39,13 +39,11 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def local_parts(value: Any) -> Any:
-    """Plain data with the local part of every tensor in it; the very value where none can differ.
+    """Plain data with the local part of every tensor in it.
 
     Args:
         value: Dicts, lists and tuples around tensors and other things.
     """
-    if sys.modules.get("torch.distributed.tensor") is None:
-        return value
     if isinstance(value, dict):
         return {key: local_parts(each) for key, each in value.items()}
     if type(value) in (list, tuple):
