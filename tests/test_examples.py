@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -24,9 +25,48 @@ def run(name: str) -> str:
     return done.stdout
 
 
+def run_on(ranks: int, name: str) -> str:
+    """By torchrun, on a CPU."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_every_example_is_tested() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
-    assert [p.name for p in EXAMPLES.glob("*.py") if f'run("{p.name}")' not in text] == []
+    missing = [p.name for p in EXAMPLES.glob("*.py") if f'"{p.name}")' not in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ddp_counts_the_tokens_of_all_ranks(ranks: int) -> None:
+    found = re.findall(r"epoch (\d): loss=(\S+) tokens=(\d+)", run_on(ranks, "ddp.py"))
+    valid = 512 - 171  # every third label is missing
+    assert [int(tokens) for _, _, tokens in found] == [valid * n for n in (1, 2, 3, 4)]
+    assert float(found[-1][1]) < 0.1
+
+
+def test_ddp_runs_in_one_process_too() -> None:
+    assert run("ddp.py").count("tokens=") == 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fsdp_is_loaded_into_one_process(ranks: int) -> None:
+    text = run_on(ranks, "fsdp.py")
+    losses = [float(loss) for loss in re.findall(r"loss=(\S+)", text)]
+    assert losses[-1] < 0.2 < losses[0]
+    assert "loaded into one process: 60 updates, differs by 0.0e+00" in text
 
 
 def test_three_micro_batches_are_exact_and_the_mean_of_means_is_not() -> None:
@@ -74,4 +114,6 @@ def test_gan_finds_the_equilibrium_in_fp16() -> None:
 
 @pytest.mark.parametrize("name", sorted(p.name for p in EXAMPLES.glob("*.py")))
 def test_example_says_how_to_run_it(name: str) -> None:
-    assert f"python examples/{name}" in (EXAMPLES / name).read_text(encoding="utf-8")
+    assert re.search(
+        f"(python|-node 2) examples/{name}", (EXAMPLES / name).read_text(encoding="utf-8")
+    )

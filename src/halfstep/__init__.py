@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from halfstep.records import Finding as Finding
     from halfstep.records import HalfstepError as HalfstepError
     from halfstep.records import NonFiniteGradientError as NonFiniteGradientError
+    from halfstep.records import PeerFailed as PeerFailed
     from halfstep.records import RecipeError as RecipeError
     from halfstep.records import RefusedOpError as RefusedOpError
     from halfstep.records import RunRecord as RunRecord
@@ -71,8 +72,8 @@ _HOMES = {
     "precision": "Policy fp32",
     "records": (
         "BadTypeError BadValueError CallOrderError Cause Diagnosis Finding HalfstepError"
-        " NonFiniteGradientError RecipeError RefusedOpError RunRecord ScaleCollapse StepRecord"
-        " TraceRecord WindowDiagnosis"
+        " NonFiniteGradientError PeerFailed RecipeError RefusedOpError RunRecord ScaleCollapse"
+        " StepRecord TraceRecord WindowDiagnosis"
     ),
     "tools": "diagnose verify_resume",
     "tracing": "Trace Watch trace watch",

@@ -21,14 +21,15 @@ from halfstep.training.engine import settings
 from halfstep.update import OptimizerSlot
 from halfstep.update.decision.measured import Measured
 from halfstep.update.optimizers.norm import _device_norm
+from halfstep.update.ranks.ranks import ONE, Ranks
 
 X = torch.arange(15.0).reshape(5, 3) / 10
 RATES = [0.01 * 0.5**step for step in range(8)]
 
 
 class DeferredSlot(OptimizerSlot):
-    def measure(self) -> Measured:
-        found = super().measure()
+    def measure(self, ranks: Ranks = ONE) -> Measured:
+        found = super().measure(ranks)
         return replace(found, norm=_device_norm(found.grads)) if found.grads else found
 
 

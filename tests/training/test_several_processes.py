@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import halfstep as hs
 from halfstep.cli.app import app
-from halfstep.update.optimizers.sharded import num_processes
+from halfstep.update.ranks.find import num_processes
 from snapshots import differences
 
 pytestmark = pytest.mark.skipif(
@@ -203,7 +203,7 @@ def test_buffers_come_back_on_both_after_a_skip(found: list[dict[str, Any]]) -> 
 def test_inf_on_one_process_stops_both_where_that_was_asked_for(
     found: list[dict[str, Any]],
 ) -> None:
-    message = "first in module.0.weight .1 of 4 parameters"
+    message = "first in 0.weight .1 of 4 parameters"
     check_refused(both(found, "stop_at_an_inf"), "NonFiniteGradientError", message)
 
 
@@ -214,34 +214,6 @@ def test_optimizers_of_one_wrapper_step_together(found: list[dict[str, Any]]) ->
 
 
 # --- what is refused ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call", ["step", "backward"])
-def test_loss_sum_is_refused(found: list[dict[str, Any]], call: str) -> None:
-    results = both(found, "refused_loss_sum")
-    message = "divisors of the 2 processes are not exchanged.*return the mean loss"
-    check_refused([result[call] for result in results], "BadTypeError", message)
-
-
-def test_mean_loss_after_a_refused_loss_sum_updates(found: list[dict[str, Any]]) -> None:
-    for result in both(found, "refused_loss_sum"):
-        assert result["grads"] == [None] * 4
-        assert result["then"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("veto", "the veto 'loss_is_absurd' may look at the loss.*Use hs.veto.norm_spike"),
-        ("replay", "diagnose='on_skip' would run the wrapped model again.*use diagnose='raise'"),
-        ("tokens", "a token schedule counts the tokens of one process.*Use a torch LRScheduler"),
-    ],
-)
-def test_setting_that_differs_between_processes_is_refused(
-    found: list[dict[str, Any]], setting: str, message: str
-) -> None:
-    results = both(found, "refused_settings")
-    check_refused([result[setting] for result in results], "BadValueError", message)
 
 
 @pytest.mark.parametrize(
@@ -269,23 +241,6 @@ def test_optimizer_of_a_part_of_a_wrapper_is_refused(found: list[dict[str, Any]]
     check_refused(results, "CallOrderError", "backward for 'first' alone.*Wrap a model for each")
 
 
-def test_sharded_parameters_are_refused_by_the_engine(found: list[dict[str, Any]]) -> None:
-    results = both(found, "refused_sharded")
-    message = "the parameter '.*0.weight' is sharded over 2 processes.*DistributedDataParallel"
-    for kind in ("first", "second"):
-        check_refused([each[f"engine, {kind}"] for each in results], "BadValueError", message)
-
-
-@pytest.mark.parametrize("call", ["clip_grad_norm_", "unscale_", "step"])
-def test_sharded_parameters_are_refused_by_the_drop_in(
-    found: list[dict[str, Any]], call: str
-) -> None:
-    results = both(found, "refused_sharded")
-    message = "the parameter of shape .* is sharded over 2 processes.*keep torch.amp.GradScaler"
-    for kind in ("first", "second"):
-        check_refused([each[f"{call}, {kind}"] for each in results], "BadValueError", message)
-
-
 def test_group_made_after_the_engine_is_seen_at_the_first_backward(
     found: list[dict[str, Any]],
 ) -> None:
@@ -293,12 +248,8 @@ def test_group_made_after_the_engine_is_seen_at_the_first_backward(
     for call in ("step", "again"):
         message = r"2 trainable parameters \(first: 'head.weight'\)"
         check_refused([result[call] for result in results], "BadValueError", message)
-
-
-def test_model_without_a_wrapper_is_warned_about_once(found: list[dict[str, Any]]) -> None:
-    for result in both(found, "group_made_after_the_engine"):
-        (line,) = result["warnings"]
-        assert re.search("one of 2 processes and no model of the engine is in a Distr", line)
+    message = "one of 2 processes, and nothing says how they train together"
+    check_refused([result["alone"] for result in results], "BadValueError", message)
 
 
 # --- fit and the command line ---------------------------------------------------------------

@@ -21,6 +21,7 @@ import halfstep as hs
 from halfstep.update import Joint, OptimizerSlot, Update, Window
 from halfstep.update.decision.measured import Measured
 from halfstep.update.optimizers.norm import _device_norm
+from halfstep.update.ranks.ranks import ONE, Ranks
 from optimizers import FUSED_CASES, make_optimizer
 from snapshots import differences, snapshot
 from updates import run_update
@@ -31,8 +32,8 @@ EPS = torch.finfo(torch.float32).eps
 class DeviceLane(OptimizerSlot):
     """Takes the norm as on an accelerator, so that the kernel decides wherever it can."""
 
-    def measure(self) -> Measured:
-        share = super().measure()
+    def measure(self, ranks: Ranks = ONE) -> Measured:
+        share = super().measure(ranks)
         return replace(share, norm=_device_norm(share.grads))
 
 

@@ -116,7 +116,7 @@ def train(
         from halfstep.training import Best, CheckpointFolder, fit, load_recipe
         from halfstep.training import patience as early_stop
         from halfstep.training.checkpoint.folder import newest_checkpoint
-        from halfstep.training.surroundings.processes import check_one_process
+        from halfstep.training.processes.one_process import check_one_process
 
         check_one_process()
         console = stderr()

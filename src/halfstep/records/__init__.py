@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from halfstep.records.errors import CallOrderError as CallOrderError
     from halfstep.records.errors import HalfstepError as HalfstepError
     from halfstep.records.errors import NonFiniteGradientError as NonFiniteGradientError
+    from halfstep.records.errors import PeerFailed as PeerFailed
     from halfstep.records.errors import RecipeError as RecipeError
     from halfstep.records.errors import RefusedOpError as RefusedOpError
     from halfstep.records.errors import ScaleCollapse as ScaleCollapse
@@ -52,7 +53,7 @@ _HOMES = {
     "comparison": "Comparison compare_steps",
     "errors": (
         "BadTypeError BadValueError CallOrderError HalfstepError NonFiniteGradientError"
-        " RecipeError RefusedOpError ScaleCollapse UnsupportedTorchError"
+        " PeerFailed RecipeError RefusedOpError ScaleCollapse UnsupportedTorchError"
     ),
     "finding": "Finding",
     "rule_text": "RuleText",

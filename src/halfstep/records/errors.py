@@ -38,6 +38,21 @@ class UnsupportedTorchError(HalfstepError, ImportError):
     """The installed torch lacks something that halfstep stands on."""
 
 
+class PeerFailed(HalfstepError, RuntimeError):  # noqa: N818 - what happened, not what is wrong here
+    """Another process of a run has failed, so that this one cannot go on.
+
+    Attributes:
+        rank: The one that failed; ``None`` where it is gone without a word.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.rank)
+
+
 class RecipeError(HalfstepError, ValueError):
     """A recipe could not be found, imported or used."""
 

@@ -36,6 +36,8 @@ class WindowDiagnosis:
         bad_input: Part of the batch that is not finite, as ``batch[0]``; of a window of several
             micro-batches with their number, as ``micro-batch 2, batch[0]``.
         bad_samples: Numbers of the samples in it that are not finite, from 0; the first eight.
+        rank: The process whose own batch it was, among several; ``None`` in a process of its own,
+            and where none found anything.
     """
 
     verdict: Verdict
@@ -52,6 +54,7 @@ class WindowDiagnosis:
     min_scale: float | None = None
     bad_input: str = ""
     bad_samples: tuple[int, ...] = ()
+    rank: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -67,6 +70,9 @@ class WindowDiagnosis:
         return cls(**{**decoded, "shape": tuple(data["shape"]), "bad_samples": samples})
 
     def __str__(self) -> str:
+        return self._text() if self.rank is None else f"on rank {self.rank}: {self._text()}"
+
+    def _text(self) -> str:
         if self.verdict == "not_reproduced":
             return "the replay of the window was finite; something outside of it changed"
         place = f"{self.op} in {self.module or 'the loss function'} ({self.phase}, {self.dtype})"

@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from halfstep.update.ranks.shards import sharded_as
+
 _COMPILED, _WRAPPED = "_orig_mod.", "module."  # torch.compile's prefix, DDP's and AveragedModel's
 
 
@@ -50,6 +52,7 @@ def match_entries(saved: Mapping[str, Any], present: Mapping[str, Any]) -> Model
             if value.dtype != mine.dtype:
                 pair = str(value.dtype)[6:], str(mine.dtype)[6:]
                 casts[pair] = casts.get(pair, 0) + 1
+            value = sharded_as(mine, value)
         found.values[name] = value
     for plain, name in there.items():
         if plain not in here:

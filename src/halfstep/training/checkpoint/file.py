@@ -16,11 +16,18 @@ from halfstep.training.checkpoint.parts import NOT_ASKED_FOR, Load, LoadReport, 
 from halfstep.training.checkpoint.plain import refuse_unloadable
 from halfstep.training.engine.engine import Engine
 from halfstep.training.rng import rng_state
+from halfstep.update.ranks.ranks import ONE
+from halfstep.update.ranks.shards import has_dtensors, local_parts
 
 logger = logging.getLogger("halfstep")
 
 _VERSION = 2
 _ENTRIES = ("model", "optimizer", "engine", "rng", "extra")
+_WITHOUT_TENSORS: dict[str, Any] = {
+    "model": {},
+    "optimizer": {},
+    "engine": {},
+}  # written as tensors, or plain
 
 
 def save_checkpoint(
@@ -70,6 +77,16 @@ def save_checkpoint(
         "rng": rng_state(),
         "extra": extra or {},
     }
+    ranks = engine.ranks
+    if ranks.are_several:
+        from halfstep.training.checkpoint.several_ranks import save_folder
+
+        with engine.all_together():
+            refuse_unloadable({**content, **_WITHOUT_TENSORS})
+            save_folder(target, content, ranks)
+        return
+    if has_dtensors(p for model in engine.models.values() for p in model.parameters()):
+        content |= {part: local_parts(content[part]) for part in _WITHOUT_TENSORS}
     refuse_unloadable(content)
     write_whole(target, lambda file: torch.save(content, file))
 
@@ -93,7 +110,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise BadValueError(f"cannot write {str(target)!r}: {error.strerror}.") from error
@@ -151,8 +168,13 @@ def load_checkpoint(
     Syncs: yes.
     """
     wanted = chosen_parts(parts, without)
-    content = read_checkpoint(path)
     engine.settle()
+    with engine.all_together():
+        return _load(Path(path), engine, wanted, strict)
+
+
+def _load(path: Path, engine: Engine, wanted: list[str], strict: bool) -> LoadedCheckpoint:
+    content = read_checkpoint(path, engine)
     try:
         report = Load(content, engine, wanted, strict=strict).run()
     except BadValueError as error:
@@ -165,17 +187,44 @@ def load_checkpoint(
     return LoadedCheckpoint(content["extra"], report)
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, engine: Engine | None = None) -> dict[str, Any]:
     """The content of a checkpoint, on the CPU, without executing code from the file.
 
     Args:
-        path: A file from `save_checkpoint`.
+        path: A file or folder from `save_checkpoint`.
+        engine: What it will be loaded into: of a folder each process then reads its own part.
 
     Raises:
         BadValueError: It is missing, truncated, foreign, or of another version.
     """
+    is_folder = Path(path).is_dir()
+    content = _from_folder(Path(path), engine) if is_folder else _from_file(path)
+    if content["halfstep_checkpoint"] != _VERSION or any(part not in content for part in _ENTRIES):
+        raise BadValueError(
+            f"{str(path)!r} is a checkpoint of version {content['halfstep_checkpoint']}, this"
+            f" halfstep reads version {_VERSION}; load it with the version that wrote it."
+        )
+    if engine is not None and engine.ranks.are_several and not is_folder:
+        from halfstep.training.checkpoint.several_ranks import without_generators
+
+        return without_generators(content, 1, engine.ranks)
+    return content
+
+
+def _from_folder(path: Path, engine: Engine | None) -> dict[str, Any]:
+    from halfstep.training.checkpoint.several_ranks import is_folder, read_folder
+
+    if not is_folder(path):
+        raise BadValueError(
+            f"{str(path)!r} is a folder without a checkpoint of several processes; give the file or"
+            " folder that save_checkpoint was given."
+        )
+    return read_folder(path, engine, ONE if engine is None else engine.ranks)
+
+
+def _from_file(path: str | Path) -> dict[str, Any]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise BadValueError(f"no checkpoint {str(path)!r}.") from None
     except Exception as error:  # torch.load raises anything on what is no checkpoint
@@ -184,11 +233,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise BadValueError(
             f"{str(path)!r} was not written by halfstep.save_checkpoint; load its parts with"
             " load_state_dict of the model, the optimizer and the engine."
-        )
-    if content["halfstep_checkpoint"] != _VERSION or any(part not in content for part in _ENTRIES):
-        raise BadValueError(
-            f"{str(path)!r} is a checkpoint of version {content['halfstep_checkpoint']}, this"
-            f" halfstep reads version {_VERSION}; load it with the version that wrote it."
         )
     return content
 
@@ -202,7 +246,7 @@ def _reason(error: Exception) -> str:
     return "it is truncated, or a file of another kind"
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the rename itself durable, where folders can be synced."""
     try:
         handle = os.open(folder, os.O_RDONLY)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from halfstep.records import BadTypeError, BadValueError, CallOrderError
 from halfstep.training.checkpoint.fits import check_same_names, optimizer_problem
@@ -21,6 +22,8 @@ from halfstep.training.engine.engine import Engine
 from halfstep.training.engine.state import ENGINE_PARTS
 from halfstep.training.model_entries import ModelEntries, match_entries
 from halfstep.training.rng import rng_state, set_rng_state
+from halfstep.update.ranks.find import reshard
+from halfstep.update.ranks.shards import has_dtensors, local_of, sharded_as
 
 PARTS = ("model", "optimizer", *ENGINE_PARTS, "rng")
 NOT_ASKED_FOR = "it was not asked for"
@@ -111,6 +114,7 @@ class Load:
     def run(self) -> LoadReport:
         """Load every part that fits, or none where one raises."""
         self._engine.abort()
+        reshard(self._engine.models.values())
         with _all_or_nothing(self._engine):
             if "model" in self._parts:
                 self._load_models()
@@ -124,9 +128,15 @@ class Load:
             if "model" in self._parts and "average" not in self._parts:
                 self._restart_averages()
             if "rng" in self._parts:
-                set_rng_state(self._content["rng"])
+                self._load_generators()
         self.report.loaded = self._parts
         return self.report
+
+    def _load_generators(self) -> None:
+        if self._content["rng"] is not None:
+            set_rng_state(self._content["rng"])
+        else:  # of other processes than these
+            self.report.notes.append(f"the generators stay as they are: {self._content['no_rng']}")
 
     def _fits(self, part: str) -> bool:
         try:
@@ -180,7 +190,7 @@ class Load:
         for name, optimizer in self._engine.optimizers.items():
             groups = optimizer.param_groups
             kept = [{k: copy.copy(g[k]) for k in _RATES if k in g} for g in groups]
-            optimizer.load_state_dict(self._content["optimizer"][name])
+            optimizer.load_state_dict(_placed(self._content["optimizer"][name], optimizer))
             if "schedule" not in self._parts:
                 for group, rates in zip(optimizer.param_groups, kept, strict=True):
                     for rate in _RATES:
@@ -201,6 +211,25 @@ class Load:
             average.module.load_state_dict(self._engine.models[name].state_dict())
             average.n_averaged.zero_()
             self.report.notes.append("the average of the weights starts again from those loaded")
+
+
+def _placed(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The state of an optimizer, each tensor sharded as its parameter is here."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not has_dtensors(parameters):
+        return dict(state)
+    return {
+        **state,
+        "state": {
+            index: {
+                key: sharded_as(parameters[index], value)
+                if isinstance(value, Tensor) and value.shape == parameters[index].shape
+                else value
+                for key, value in entry.items()
+            }
+            for index, entry in state["state"].items()
+        },
+    }
 
 
 def _absent(wanted: Collection[str]) -> list[str]:
@@ -237,7 +266,7 @@ def _all_or_nothing(engine: Engine) -> Iterator[None]:
 
 
 def _host_copies(model: nn.Module) -> list[Tensor]:
-    return [each.detach().to("cpu", copy=True) for each in _tensors(model)]
+    return [local_of(each.detach()).to("cpu", copy=True) for each in _tensors(model)]
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
@@ -248,4 +277,4 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 def _put_back(model: nn.Module, saved: list[Tensor]) -> None:
     with torch.no_grad():
         for each, before in zip(_tensors(model), saved, strict=True):
-            each.copy_(before)
+            local_of(each).copy_(before)

@@ -47,8 +47,8 @@ from halfstep.training.engine.state import (
 )
 from halfstep.training.followers.followers import Followers, as_averaged
 from halfstep.training.followers.schedule import Schedule
+from halfstep.training.processes.processes import Processes
 from halfstep.training.surroundings.left_over_lines import Surroundings
-from halfstep.training.surroundings.processes import Processes
 from halfstep.training.surroundings.setup_checks import check_models, check_optimizers
 from halfstep.training.window.backward import ScaledBackward
 from halfstep.training.window.loss import LossSum
@@ -65,6 +65,8 @@ from halfstep.update import (
 )
 from halfstep.update.decision.clipping import Clip
 from halfstep.update.decision.veto import Condition
+from halfstep.update.ranks.find import inner_models
+from halfstep.update.ranks.ranks import Ranks, SquareSum
 from halfstep.update.readback import check_float64
 
 logger = logging.getLogger("halfstep")
@@ -128,6 +130,12 @@ class Engine:
         lost_updates: Find, for every update, the share of each parameter that had a gradient and
             did not move by a bit (`outcome.lost_updates`): low-precision weights, a tiny learning
             rate. Costs a copy of the weights per update; for some steps of a run, not for all.
+        process_group: Who trains together, where wrappers do not say it: a group if gradients are
+            averaged by hand in `gradients`, ``False`` if this process trains a model of its own.
+        norm: Called with this process's gradients for the square sum of those that it owns, where
+            parameters are spread in a way that torch's tensors do not say (pipeline parallelism).
+        gradient_sync: ``"window"``: several processes exchange gradients once per window;
+            ``"micro_batch"``: at every backward, which takes less memory under ``fully_shard``.
 
     Attributes:
         models: By name; a single one is called ``"model"``.
@@ -164,6 +172,9 @@ class Engine:
         on_collapse: str = "raise",
         diagnose: str = "never",
         lost_updates: bool = False,
+        process_group: Any = None,
+        norm: SquareSum | None = None,
+        gradient_sync: str = "window",
     ) -> None:
         self.models = MappingProxyType(as_named("model", model))
         self.optimizers = MappingProxyType(as_named("optimizer", optimizer))
@@ -174,11 +185,9 @@ class Engine:
         check_word("on_collapse", on_collapse, ("raise", "bf16", "fp32"))
         check_word("overflow", overflow, ("together", "independent"))
         check_word("buffers", buffers, ("keep", "rollback"))
-        self.policy = as_policy(precision, self.device, self.models)
+        check_word("gradient_sync", gradient_sync, ("window", "micro_batch"))
+        self.policy = as_policy(precision, self.device, inner_models(self.models))
         schedules = schedules_for(schedule, self.optimizers)
-        self._processes = Processes(
-            self.models, self.optimizers, schedules=schedules, veto=veto, diagnose=diagnose
-        )
         averages = for_each("ema", ema, self.models)
         slots = build_slots(
             self.models,
@@ -190,7 +199,8 @@ class Engine:
             fuse=fuse,
             veto=veto,
         )
-        emas = {name: as_averaged(averages[name], each) for name, each in self.models.items()}
+        inner = inner_models(self.models)
+        emas = {name: as_averaged(averages[name], each) for name, each in inner.items()}
         self._followers = Followers(self.models, slots, schedules, emas, buffers == "rollback")
         self._update = Update(
             slots,
@@ -200,7 +210,18 @@ class Engine:
             on_commit=self._followers.committed,
             on_skip=self._followers.held,
         )
-        self._backward = ScaledBackward(slots, self._around_backward)
+        self._processes = Processes(
+            self.models,
+            self._update,
+            self.device,
+            group=process_group,
+            square_sum=norm,
+            per_window=gradient_sync == "window",
+            replays=diagnose == "on_skip",
+        )
+        self._backward = ScaledBackward(
+            slots, self._around_backward, self._processes.agree_on_nominal
+        )
         self._surroundings = Surroundings(self.models, slots, self.device)
         self._casts = WeightCasts(self.device.type, self.models.values())
         settle_before_states(self._update)
@@ -256,6 +277,28 @@ class Engine:
         self._update.settle()
         return dict(self._followers.emas)
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the models hold their averaged weights and buffers; afterwards their own again.
+
+        For an evaluation where the average itself cannot be called, under ``fully_shard``, or where
+        the memory of `ema`'s activations is better spent once. Takes a copy of the weights.
+
+        Raises:
+            CallOrderError: Inside an open window, or without any average.
+
+        Syncs: waits for the previous step.
+        """
+        if slots := open_slots(self._update.slots, None):
+            raise CallOrderError(
+                f"averaged() inside an open window{of_which(slots, self._update.slots)}: its"
+                " gradients are of the weights as they are; call it after step()."
+            )
+        if not any(average is not None for average in self.emas.values()):
+            raise CallOrderError("averaged() of an engine without an average; build it with ema=.")
+        with self._followers.averaged():
+            yield
+
     @property
     def lr(self) -> Rates | dict[str, Rates]:
         """Learning rate of the next update: a float, or a list with several parameter groups.
@@ -269,6 +312,20 @@ class Engine:
         self._update.settle()
         rates = {name: rates_of(optimizer) for name, optimizer in self.optimizers.items()}
         return rates if len(rates) > 1 else next(iter(rates.values()))
+
+    @property
+    def ranks(self) -> Ranks:
+        """Who trains together: ``size``, ``rank``; found again at each call that trains."""
+        self._processes.begin()
+        return self._update.ranks
+
+    def all_together(self) -> contextlib.AbstractContextManager[None]:
+        """Around anything else that all ranks do, such as an evaluation with collectives.
+
+        An error inside reaches the other ranks with its own text and ends the run of all, instead
+        of leaving them waiting.
+        """
+        return self._processes.all_together()
 
     @property
     def num_updates(self) -> int:
@@ -341,8 +398,13 @@ class Engine:
 
         Syncs: no; the first `LossSum` of a run reads its divisor once.
         """
-        slots = named_slots(self._update.slots, optimizers)
-        self._processes.before_backward(loss, slots)
+        with self._processes.all_together():
+            self._add_to_window(loss, named_slots(self._update.slots, optimizers), retain_graph)
+
+    def _add_to_window(
+        self, loss: Tensor | LossSum, slots: Sequence[OptimizerSlot], retain_graph: bool
+    ) -> None:
+        self._processes.refuse_part_of_a_wrapper(slots)
         needs_divisor = self._followers.counts_tokens(slots)
         self._update.refuse_torn()
         self._followers.refuse_moved_schedules(slots)
@@ -383,9 +445,36 @@ class Engine:
             >>> engine.step().updated
             True
         """
+        self._processes.begin()
         scaled = self._backward.scale(named_slots(self._update.slots, optimizers), outputs)
         self._surroundings.own_window_opens()
         return scaled
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward of one micro-batch, in a loop by hand with windows of many.
+
+        Several processes exchange their gradients in the last one only, instead of in each; in a
+        process of its own it changes nothing. `train_step` does it by itself.
+
+        Args:
+            is_last: Whether `step` follows.
+
+        Syncs: no.
+
+        Example:
+            >>> import torch, halfstep as hs
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> engine = hs.Engine(model, optimizer, precision="fp32")
+            >>> for number in range(2):
+            ...     with engine.micro_batch(is_last=number == 1):
+            ...         with engine.autocast():
+            ...             loss = model(torch.ones(2, 4)).mean()
+            ...         engine.backward(loss)
+            >>> engine.step().updated
+            True
+        """
+        return self._processes.micro_batch(is_last)
 
     def step(self, optimizers: Names = None) -> StepOutcome:
         """Close the window: one update or none, and the gradients are ``None``.
@@ -401,17 +490,22 @@ class Engine:
         Syncs: with fused optimizers on an accelerator the host waits for the *previous* step
         only; any other optimizer costs one wait.
         """
+        with self._processes.all_together():
+            return self._step(optimizers)
+
+    def _step(self, optimizers: Names) -> StepOutcome:
         if self._backward.has_own:
             self._backward.count_own(named_slots(self._update.slots, optimizers))
         slots = slots_to_step(self._update.slots, optimizers)
         try:
+            self._processes.before_step()
             self._surroundings.before_step(slots)
         except BaseException:
             self.abort([slot.name for slot in slots])
             raise
         updates_before = self._settled_counters().num_updates
         try:
-            lost = LostUpdates(slots) if self._finds_lost_updates else None
+            lost = LostUpdates(slots, self._update.ranks) if self._finds_lost_updates else None
             outcome = self._update.run(slots)
             if lost is not None:
                 outcome.attach_lost_updates(*lost.compare())
@@ -473,16 +567,8 @@ class Engine:
             batches = list(batches)
             replay = self._prepare_replay(batches, loss_fn, slots)
         try:
-            with self._casts.kept(batches) as casts:
-                for batch in batches:
-                    if casts is not None:
-                        casts.micro_batch_begins()
-                    with self.autocast():
-                        loss = loss_fn(self._argument, batch)
-                    if casts is not None:
-                        casts.micro_batch_ends()
-                    self.backward(loss, names)
-                    del loss
+            with self._processes.all_together():
+                self._run_window(batches, loss_fn, names)
             if not slots[0].window.num_micro_batches:
                 raise BadValueError("train_step got an empty window; there is nothing to update.")
             nominal = slots[0].window.nominal
@@ -499,12 +585,29 @@ class Engine:
             self.abort(names)
             raise
 
+    def _run_window(
+        self, batches: Iterable[Batch], loss_fn: LossFn[Batch], names: Sequence[str]
+    ) -> None:
+        with self._casts.kept(batches) as casts:
+            for batch, is_last in self._processes.micro_batches(batches):
+                with self._processes.micro_batch(is_last):
+                    if casts is not None:
+                        casts.micro_batch_begins()
+                    with self.autocast():
+                        loss = loss_fn(self._argument, batch)
+                    if casts is not None:
+                        casts.micro_batch_ends()
+                    self.backward(loss, names)
+                    del loss
+
     def _prepare_replay(
         self, batches: list[Any], loss_fn: LossFn[Any], slots: Sequence[OptimizerSlot]
     ) -> Replay:
+        inner = inner_models(self.models)
         return Replay.of(
-            models=list(self.models.values()),
-            argument=self._argument,
+            models=list(inner.values()),
+            argument=self.as_given(inner),
+            ranks=self._update.ranks,
             policy=self.policy,
             device_type=self.device.type,
             parameters=[p for slot in slots for p in slot.parameters()],
@@ -542,9 +645,11 @@ class Engine:
             raise CallOrderError(
                 "gradients() was already used in this window; the gradients are true since then."
             )
-        self._surroundings.before_step(slots)
-        for slot in slots:
-            slot.unscale_()
+        with self._processes.all_together():
+            self._processes.before_step()
+            self._surroundings.before_step(slots)
+            for slot in slots:
+                slot.unscale_(self._update.ranks)
         found = {name: grad for slot in slots for name, grad in slot.gradients().items()}
         yield MappingProxyType(found)
 
@@ -557,6 +662,7 @@ class Engine:
             optimizers: Names of those whose windows; ``None`` for all.
         """
         self._update.abort(named_slots(self._update.slots, optimizers))
+        self._processes.window_was_dropped()
         self._followers.nothing_moved()
         self._followers.window_closes()
         self._surroundings.windows_close()

@@ -21,6 +21,7 @@ from halfstep.training.rng import rng_state, set_rng_state
 from halfstep.training.window.loss import LossSum
 from halfstep.update.loss_scale.base import promote
 from halfstep.update.optimizers.norm import GradientNorm
+from halfstep.update.ranks.ranks import ONE, Ranks
 
 logger = logging.getLogger("halfstep")
 
@@ -42,6 +43,8 @@ class Replay:
         rng: State of the generators before the window.
         buffers: Module buffers from before the window.
         min_scale: The lowest loss scale that the run may use; ``None`` for a scale without a floor.
+        ranks: Those that train together. Each replays its own batches on the bare models, without
+            any exchange, and the first one that finds something bad is named.
     """
 
     models: Sequence[nn.Module]
@@ -54,6 +57,7 @@ class Replay:
     rng: dict[str, Any]
     buffers: list[BufferRollback]
     min_scale: float | None = None
+    ranks: Ranks = ONE
 
     @classmethod
     def of(cls, **settings: Any) -> Replay:
@@ -80,11 +84,17 @@ class Replay:
             ``None``, with a log line, if the replay itself failed: the skip was decided already,
             and a run must not end because it could not be explained.
         """
+        found = None
         try:
-            return self._diagnose(scale, nominal)
+            found = self._diagnose(scale, nominal)
         except Exception as error:
             logger.warning("the replay of a skipped window failed: %s", error, exc_info=True)
-            return None
+        if not self.ranks.are_several:
+            return found
+        every = enumerate(self.ranks.gather(found))
+        blamed = ((rank, each) for rank, each in every if each and each.verdict != "not_reproduced")
+        rank, first = next(blamed, (None, found))
+        return first and replace(first, rank=rank)
 
     def _diagnose(self, scale: float, nominal: float) -> WindowDiagnosis:
         after = rng_state()

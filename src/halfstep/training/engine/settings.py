@@ -17,6 +17,7 @@ from halfstep.update import Joint, LossScale, OptimizerSlot, as_loss_scale
 from halfstep.update.decision.clipping import Clip, check_clip
 from halfstep.update.decision.veto import checked_conditions
 from halfstep.update.optimizers.gradients import parameter_names
+from halfstep.update.ranks.find import inner_models
 
 Limit = float | Joint | None
 ScaleSetting = LossScale | float | str | None
@@ -103,7 +104,7 @@ def _loss_scales(
 def _names(models: Mapping[str, nn.Module]) -> dict[int, str]:
     """``id(parameter)`` to dotted name, with the model's name before it where there are several."""
     names: dict[int, str] = {}
-    for model_name, model in models.items():
+    for model_name, model in inner_models(models).items():
         prefix = f"{model_name}." if len(models) > 1 else ""
         for key, name in parameter_names(list(model.named_parameters())).items():
             names.setdefault(key, prefix + name)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
+from halfstep.update.ranks.shards import local_of
+
 
 class EmaUpdate:
     """An exponential moving average of many tensors, for ``AveragedModel(multi_avg_fn=...)``.
@@ -114,6 +116,18 @@ class AverageUpdate:
         average.n_averaged += 1
         self._known = average.n_averaged, average.n_averaged._version, count + 1
 
+    @contextlib.contextmanager
+    @torch.no_grad()
+    def in_the_model(self) -> Iterator[None]:
+        """Inside, the model holds the average; afterwards its own weights again, bit for bit."""
+        averages, values = self._pairs(list(self._model.buffers()))
+        own = [value.clone() for value in values]
+        _copy(values, averages)
+        try:
+            yield
+        finally:
+            _copy(values, own)
+
     def _count(self) -> int:
         number = self._average.n_averaged
         if self._known is not None:
@@ -130,7 +144,10 @@ class AverageUpdate:
         else:
             own, theirs = average.parameters(), model.parameters()
         pairs = list(zip(own, theirs, strict=False))
-        return [a.detach() for a, _ in pairs], [v.detach().to(a.device) for a, v in pairs]
+        averages = [local_of(a.detach()) for a, _ in pairs]
+        return averages, [
+            local_of(v.detach()).to(a.device) for a, (_, v) in zip(averages, pairs, strict=True)
+        ]
 
     def _move(self, averages: list[Tensor], values: list[Tensor], count: int) -> None:
         function = self._average.multi_avg_fn or get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]

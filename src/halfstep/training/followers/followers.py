@@ -5,7 +5,8 @@ A new thing that must move with the weights, and stand still with them, goes her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +25,11 @@ from halfstep.training.followers.schedule import (
     advance,
     schedule_state,
 )
+from halfstep.training.followers.shards import Shards
 from halfstep.training.model_entries import ModelEntries, match_entries
 from halfstep.update import OptimizerSlot
+from halfstep.update.ranks.find import reshard
+from halfstep.update.ranks.shards import has_dtensors
 from halfstep.update.readback import Number
 
 
@@ -49,6 +53,7 @@ class Followers:
         rolls_back: bool,
     ) -> None:
         self.emas = dict(emas)
+        self._models = models
         self._averages = {
             name: AverageUpdate(ema, models[name]) for name, ema in emas.items() if ema is not None
         }
@@ -224,6 +229,16 @@ class Followers:
                 ema.module.load_state_dict(_match_average(saved, ema).values)
                 ema.n_averaged.copy_(saved["n_averaged"])
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the models hold their averages; models without one stay as they are."""
+        with contextlib.ExitStack() as stack:
+            reshard(self._models.values())
+            for average in self._averages.values():
+                stack.enter_context(average.in_the_model())
+            stack.callback(reshard, self._models.values())
+            yield
+
     def _is_open(self, model: str) -> bool:
         return any(slot.window.num_micro_batches for slot in self._slots_of[model])
 
@@ -249,7 +264,8 @@ def as_averaged(ema: AveragedModel | float | None, model: nn.Module) -> Averaged
         )
     if not 0 < ema < 1:
         raise BadValueError(f"ema must be a decay between 0 and 1, got {ema}.")
-    return AveragedModel(model, multi_avg_fn=EmaUpdate(ema), use_buffers=True)
+    copied = Shards(model) if has_dtensors(model.parameters()) else model
+    return AveragedModel(copied, multi_avg_fn=EmaUpdate(ema), use_buffers=True)
 
 
 def _match_average(saved: Mapping[str, Any], ema: AveragedModel) -> ModelEntries:

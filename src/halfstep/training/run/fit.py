@@ -16,12 +16,12 @@ from halfstep.records.keywords import explains_keywords
 from halfstep.training import other_names
 from halfstep.training.checkpoint.folder import CheckpointFolder
 from halfstep.training.checkpoint.resume import resume_run
+from halfstep.training.processes.one_process import check_one_process
 from halfstep.training.run.build import build_engine, described_settings
 from halfstep.training.run.data.windows import open_windows
 from halfstep.training.run.loop import Loop
 from halfstep.training.run.recipe import Recipe
 from halfstep.training.run.validation import Best, ValidationPlan, validate
-from halfstep.training.surroundings.processes import check_one_process
 
 logger = logging.getLogger("halfstep")
 

@@ -32,6 +32,7 @@ from halfstep.training.window.loss import LossSum
 from halfstep.update import NoLossScale, OptimizerSlot
 from halfstep.update.optimizers.norm import GradientNorm
 from halfstep.update.optimizers.observers import leaves_gradients_alone
+from halfstep.update.ranks.shards import local_of
 
 logger = logging.getLogger("halfstep")
 
@@ -269,7 +270,7 @@ class _GradientWatch:
 
     def _norm_of(self, grads: Sequence[Tensor | None]) -> float | None:
         """A write through ``grad.data`` counts no version; on a CPU the first windows see it."""
-        present = [grad for grad in grads if grad is not None]
+        present = [local_of(grad) for grad in grads if grad is not None]
         if self._windows > _FIRST or not all(
             grad.is_cpu and not grad.is_sparse for grad in present
         ):

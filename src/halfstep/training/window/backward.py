@@ -18,8 +18,15 @@ from halfstep.training.window.parameter_hooks import ParameterHooks
 from halfstep.update import LossScale, OptimizerSlot, Window, power_of_two_near
 from halfstep.update.loss_scale.base import promote
 from halfstep.update.optimizers.gradients import values_of
+from halfstep.update.ranks.shards import local_of
 
 logger = logging.getLogger("halfstep")
+
+AgreeOnNominal = Callable[[Sequence[OptimizerSlot], bool, float], float]
+
+
+def _alone(slots: Sequence[OptimizerSlot], is_sum: bool, nominal: float) -> float:
+    return nominal
 
 
 class ScaledBackward:
@@ -29,6 +36,9 @@ class ScaledBackward:
         slots: All optimizers.
         context: Makes the context for backward: autocast is off in it, and checkpoints recompute
             under the policy.
+        agree_on_nominal: Called at the start of a window with its optimizers, whether its losses
+            are sums, and the nominal divisor that this process would take; several processes agree
+            there on one.
 
     Attributes:
         has_own: Whether losses were ever scaled for a backward of the user's own.
@@ -37,11 +47,15 @@ class ScaledBackward:
     """
 
     def __init__(
-        self, slots: Sequence[OptimizerSlot], context: Callable[[], AbstractContextManager[object]]
+        self,
+        slots: Sequence[OptimizerSlot],
+        context: Callable[[], AbstractContextManager[object]],
+        agree_on_nominal: AgreeOnNominal = _alone,
     ) -> None:
         self.nominal = 0.0
         self._slots = list(slots)
         self._context = context
+        self._agree_on_nominal = agree_on_nominal
         self.has_own = False
         self._scaled: list[weakref.ref[Tensor]] = []
         self._number = 0
@@ -158,10 +172,15 @@ class ScaledBackward:
             )
         if used:
             return used.pop()
-        if divisor is None:
+        is_sum = divisor is not None
+        nominal = self.nominal
+        if divisor is not None and not nominal:
+            nominal = power_of_two_near(divisor)
+        nominal = self._agree_on_nominal(slots, is_sum, nominal)
+        if not is_sum:
             return 1.0
-        self.nominal = self.nominal or power_of_two_near(divisor)
-        return self.nominal or 1.0
+        self.nominal = nominal
+        return nominal or 1.0
 
     def _inputs(self, slots: Sequence[OptimizerSlot]) -> list[Tensor] | None:
         """The parameters that get gradients; ``None`` for all that the loss depends on."""
@@ -280,4 +299,4 @@ def _refuse_stray_gradients(parameters: Sequence[Tensor]) -> None:
 
 def _values(p: Tensor) -> Tensor:
     assert p.grad is not None
-    return values_of(p.grad.coalesce() if p.grad.is_sparse else p.grad)
+    return values_of(local_of(p.grad.coalesce() if p.grad.is_sparse else p.grad))

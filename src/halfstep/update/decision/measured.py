@@ -11,7 +11,8 @@ from torch import Tensor
 from halfstep.records import BadValueError
 from halfstep.update.decision.veto import Condition
 from halfstep.update.optimizers.gradients import Gradients
-from halfstep.update.readback import Number
+from halfstep.update.optimizers.square_sums import Squares
+from halfstep.update.readback import Number, is_one
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,13 @@ class Measured:
         vetoes: Conditions of the optimizer.
         left_by_clip: 2-norm after the user's clip callable, where there is one.
         rates: Learning rates that are on a device, in the order of the groups.
+        nominal: The power of two that the window's losses were divided by in backward.
+        is_true: Whether the gradients are unscaled and normalised already.
+        has_divisor: Whether the losses were sums.
+        metric_names: Of the extra sums.
+        has_gradients: Whether any parameter has one, on any rank.
+        squares: What the ranks exchange; ``None`` in a process of its own.
+        agreement: 0 if the ranks agree on the step, see `check_agreement`.
     """
 
     name: str
@@ -43,6 +51,13 @@ class Measured:
     vetoes: Sequence[Condition] = ()
     left_by_clip: Number | None = None
     rates: Sequence[Tensor] = ()
+    nominal: float = 1.0
+    is_true: bool = False
+    has_divisor: bool = False
+    metric_names: tuple[str, ...] = ()
+    has_gradients: bool = True
+    squares: Squares | None = None
+    agreement: Number = 0.0
 
     @property
     def grads(self) -> list[Tensor]:
@@ -104,4 +119,39 @@ def check_total(weight: float) -> None:
         raise BadValueError(
             f"the divisors of this window add up to {weight}; each must be finite and not"
             " negative. Nothing was updated."
+        )
+
+
+def carried(scale: Number, weight: Number, divided_by: float) -> Number:
+    """What the gradients of a window carry.
+
+    Args:
+        scale: The loss scale.
+        weight: What the window's sums are divided by.
+        divided_by: What they were divided by in backward and in the exchange of gradients.
+    """
+    left = weight / divided_by
+    return scale if is_one(left) else scale * left
+
+
+def check_agreement(agreement: float) -> None:
+    """Refuse a step in which ranks did not agree.
+
+    Raises:
+        BadValueError: On every rank alike.
+    """
+    if agreement >= 2:
+        raise BadValueError(
+            "the gradients of parameters that all ranks hold alike are not the same on all ranks:"
+            " a parameter is outside of its DistributedDataParallel or fully_shard wrapper, or the"
+            " last backward of the window ran without the exchange of gradients (no_sync, or a"
+            " forward in another context than its backward; see engine.micro_batch). Nothing was"
+            " updated."
+        )
+    if agreement:
+        raise BadValueError(
+            "the ranks do not agree on this step: they have other loss scales, other numbers of"
+            " steps or updates behind them, other optimizers or metrics in this step, or mean"
+            " losses on one rank and LossSums on another. Nothing was updated. Build the engine"
+            " with the same settings and load the same checkpoint on every rank."
         )

@@ -17,6 +17,7 @@ from halfstep.update.decision.measured import (
     Measured,
     MeasuredShape,
     StepNumbers,
+    check_agreement,
     check_total,
     reason_for,
 )
@@ -52,7 +53,7 @@ class DeviceDecision:
         factors, measured = self.factors, self.measured
         flags = [factors.found_inf, self.skipped, *self.vetoed]
         numbers = [factors.grad_norm, factors.clip_coef, measured.loss_scale, next_scale]
-        return [*flags, *numbers, *measured.rates, *measured.sums]
+        return [measured.agreement, *flags, *numbers, *measured.rates, *measured.sums]
 
     def counts(self) -> Number:
         """0 if the window says nothing about the loss scale: empty, or skipped though finite."""
@@ -95,7 +96,8 @@ def read_facts(
         values: `DeviceDecision.numbers`.
         measured: What they are of.
     """
-    own, skipped, *rest = values
+    agreement, own, skipped, *rest = values
+    check_agreement(agreement)
     vetoes = measured.vetoes
     flags, rest = rest[: len(vetoes)], rest[len(vetoes) :]
     grad_norm, coef, scale, next_scale, *rest = rest

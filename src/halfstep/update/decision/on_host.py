@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from halfstep.update.decision.clipping import Joint
-from halfstep.update.decision.measured import Measured, StepNumbers, check_total, reason_for
+from halfstep.update.decision.measured import (
+    Measured,
+    StepNumbers,
+    check_agreement,
+    check_total,
+    reason_for,
+)
 from halfstep.update.decision.multiplier import Factors, factors_on_host
 from halfstep.update.decision.on_device import facts_on_device
 from halfstep.update.decision.veto import Facts, ask, learns, name_of, tell
@@ -56,7 +62,7 @@ def decide_on_host(
     read = _read(measured)
     norm = _joint_norm(read) if joint is not None else None
     decisions = [_judge(m, numbers, joint, norm) for m, numbers in zip(measured, read, strict=True)]
-    asked = [d for d in decisions if d.measured.grads and d.measured.vetoes]
+    asked = [d for d in decisions if d.measured.has_gradients and d.measured.vetoes]
     for decision in asked:
         _ask_vetoes(decision)
     if together and any(_spreads(decision.reason) for decision in decisions):
@@ -83,7 +89,8 @@ def _read(measured: Sequence[Measured]) -> list[_Read]:
     values = iter(read_now(rows[0] if len(rows) == 1 else list(chain.from_iterable(rows))))
     found = []
     for each, row, flags in zip(measured, rows, answers, strict=True):
-        norm, unit, left, scale, *rest = islice(values, len(row))
+        norm, unit, left, scale, agreement, *rest = islice(values, len(row))
+        check_agreement(agreement)
         vetoed, rates = None, []
         if flags is not None:
             vetoed, rest = rest[: len(flags)], rest[len(flags) :]
@@ -97,7 +104,7 @@ def _read(measured: Sequence[Measured]) -> list[_Read]:
 
 def _facts(measured: Measured, flags: Sequence[Tensor] | None) -> list[Number]:
     left = measured.norm if measured.left_by_clip is None else measured.left_by_clip
-    numbers = [measured.norm, measured.unit, left, measured.loss_scale]
+    numbers = [measured.norm, measured.unit, left, measured.loss_scale, measured.agreement]
     return [*numbers, *(flags or ()), *measured.rates, *measured.sums]
 
 
@@ -119,14 +126,15 @@ def _joint_norm(read: Sequence[_Read]) -> float:
 def _judge(
     measured: Measured, read: _Read, joint: Joint | None, joint_norm: float | None
 ) -> HostDecision:
-    grads = measured.grads
-    if read.weight == 0 or not grads:
-        factors = Factors(0.0, math.nan if grads else 0.0, 1.0, 1.0)
+    grads, present = measured.grads, measured.has_gradients
+    exact = measured.squares is None  # elsewhere every rank would look at its own part
+    if read.weight == 0 or not present:
+        factors = Factors(0.0, math.nan if present else 0.0, 1.0, 1.0)
     elif measured.left_by_clip is None or not math.isfinite(read.norm):
         limit = joint.max_norm if joint is not None else measured.max_norm
-        factors = factors_on_host(read.norm, read.unit, limit, grads, joint_norm)
+        factors = factors_on_host(read.norm, read.unit, limit, grads, joint_norm, exact=exact)
     else:
-        factors = factors_on_host(read.left_by_clip, 1.0, None, grads)
+        factors = factors_on_host(read.left_by_clip, 1.0, None, grads, exact=exact)
         coef = min(1.0, read.left_by_clip * read.unit / read.norm) if read.norm else 1.0
         factors = replace(factors, grad_norm=read.norm / read.unit, clip_coef=coef)
     numbers = StepNumbers(
@@ -139,7 +147,7 @@ def _judge(
         read.rates,
     )
     reason = reason_for(factors.found_inf, read.weight)
-    reason = reason if grads else "no_gradient"
+    reason = reason if present else "no_gradient"
     return HostDecision(measured, factors, numbers, reason, read.vetoed)
 
 
@@ -165,7 +173,7 @@ def _ask_vetoes(decision: HostDecision) -> None:
 def tell_vetoes(decision: HostDecision) -> None:
     """Let conditions that learn know how the step ended."""
     vetoes = [condition for condition in decision.measured.vetoes if learns(condition)]
-    if not (vetoes and decision.measured.grads):
+    if not (vetoes and decision.measured.has_gradients):
         return
     facts = _as_facts(decision)
     updated = _filled(decision.reason is None, facts)
@@ -182,7 +190,8 @@ def _filled(value: bool, facts: Facts) -> Tensor:
 def _as_facts(decision: HostDecision) -> Facts:
     numbers = decision.numbers
     loss = numbers.loss_total / numbers.weight if numbers.weight else math.nan
-    device = decision.measured.grads[0].device
+    grads = decision.measured.grads
+    device = grads[0].device if grads else torch.device("cpu")  # a rank that has none
 
     def tensor(value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float64, device=device)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
+from halfstep.update.grad_scaler.shared_decision import SharedDecision
 from halfstep.update.optimizers.adapter import OptimizerAdapter
 from halfstep.update.optimizers.fuse import is_fused
 from halfstep.update.optimizers.gradients import (
@@ -41,6 +42,7 @@ class OptimizerCall:
 
     Attributes:
         collector, norm: Its gradients and their norm.
+        shared: What other ranks decide with.
         max_norm: Limit for the next step, or ``None``.
         clipped: Norm and limit of gradients that were clipped at once, until the next step.
         num_steps: Steps so far.
@@ -50,6 +52,7 @@ class OptimizerCall:
         self.optimizer = optimizer
         self.collector = GradientCollector(optimizer)
         self.norm = GradientNorm()
+        self.shared = SharedDecision(self.collector.all_parameters())
         self.max_norm: float | None = None
         self.clipped: tuple[Number, float] | None = None
         self.num_steps = 0
@@ -80,6 +83,17 @@ class OptimizerCall:
             self._takes_grad_scaler = "grad_scaler" in parameters
         return self._takes_grad_scaler
 
+    def measure(self, gradients: Gradients) -> Number:
+        """The norm of the gradients, over all ranks where they are sharded.
+
+        Args:
+            gradients: Collected.
+        """
+        if self.shared.is_sharded:
+            return self.shared.norm(gradients)
+        params, grads, are_dense = gradients
+        return self.norm(grads, key=params, are_dense=are_dense)
+
     def take_grad_scale(self) -> Number | None:
         """A ``grad_scale`` that the user has set; torch's class multiplies it into its own."""
         if "grad_scale" not in self.optimizer.__dict__ or not self.supports_scaling:
@@ -109,6 +123,8 @@ class OptimizerCall:
             return False
         if self._is_direct and self._stock().kernels_can_skip(gradients.params):
             return True
+        if self.shared.is_sharded:
+            return False  # torch takes no found_inf beside sharded parameters
         replaced = self.optimizer.__dict__.get("step")
         if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
             return False

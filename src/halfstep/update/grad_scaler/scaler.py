@@ -20,7 +20,6 @@ from halfstep.update.grad_scaler.state import _UNLIMITED, ScalerState
 from halfstep.update.loss_scale.base import checked_scale, promote
 from halfstep.update.loss_scale.dynamic import OTHER_NAMES, DynamicLossScale
 from halfstep.update.optimizers.gradients import Gradients, divide_, values_of
-from halfstep.update.optimizers.sharded import refuse_sharded
 from halfstep.update.readback import Number, check_float64, on_device, read_now
 from halfstep.update.step.outcome import StepOutcome
 
@@ -42,6 +41,7 @@ class _Step(NamedTuple):
     def close(self) -> None:
         """No second step and no second clip for this window."""
         self.state["stage"], self.call.max_norm = OptState.STEPPED, None
+        self.call.shared.window_closes()
 
     def record_found_inf(self, found_inf: Tensor) -> None:
         """Leave for `update` what was found, under torch's name."""
@@ -172,7 +172,6 @@ class GradScaler(ScalerState):
         """
         if not self._enabled:
             return
-        refuse_sharded(optimizer)
         state = self._state_for(optimizer, "unscale_")
         if state["stage"] is OptState.UNSCALED:
             raise CallOrderError(
@@ -184,7 +183,12 @@ class GradScaler(ScalerState):
             inverse = carried.double().reciprocal().float()
         else:
             inverse = torch.full((), 1.0 / carried, dtype=torch.float32)
-        state["found_inf_per_device"] = self._unscale_grads_(optimizer, inverse, found_inf, False)
+        found = self._unscale_grads_(optimizer, inverse, found_inf, False)
+        shared = self._call_of(optimizer).shared
+        if shared.is_sharded:
+            found = found or {device: found_inf}  # a rank may have no part of anything
+            found = {where: shared.any_found(flag) for where, flag in found.items()}
+        state["found_inf_per_device"] = found
         state["stage"] = OptState.UNSCALED
 
     def _unscale_grads_(
@@ -233,8 +237,7 @@ class GradScaler(ScalerState):
         if not max_norm > 0:
             raise BadValueError(f"max_norm must be > 0, got {max_norm}; every update would be 0.")
         call = self._call_of(optimizer)
-        params, grads, are_dense = call.collector.collect()
-        norm = call.norm(grads, key=params, are_dense=are_dense)
+        norm = call.measure(call.collector.collect())
         if not self._enabled:
             call.clip_now(norm, max_norm)
             return norm
@@ -275,12 +278,15 @@ class GradScaler(ScalerState):
             return self._step_with_scaler(call, state, args, kwargs)
         gradients = call.collector.collect()
         scale = self._carried_scale()
-        if not gradients.grads:  # nothing to apply, and nothing learnt about the scale
+        call.shared.check_scales(self._told)
+        if (
+            not gradients.grads and not call.shared.is_sharded
+        ):  # nothing to apply, and nothing learnt about the scale
             state["stage"], call.max_norm = OptState.STEPPED, None
             rates = rates_of(optimizer)
             self._last_step = LastStep(call.num_steps, rates, scale, 0.0, 0.0, reason="no_gradient")
             return None
-        norm = call.norm(gradients.grads, key=gradients.params, are_dense=gradients.are_dense)
+        norm = call.measure(gradients)
         step = _Step(call, state, gradients, norm, args, kwargs)
         if isinstance(norm, Tensor) and call.can_skip_itself(gradients):
             return self._launch(step, norm)
@@ -323,6 +329,8 @@ class GradScaler(ScalerState):
         """
         super().load_state_dict(state_dict)
         self._carried = self._found_before = self._skipped_at = None
+        for call in self._calls.values():
+            call.shared.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._enabled and self._per_optimizer_states:
@@ -333,7 +341,6 @@ class GradScaler(ScalerState):
         return {**super().__getstate__(), "_calls": {}, **dict.fromkeys(forgotten)}
 
     def _call_of(self, optimizer: Optimizer) -> OptimizerCall:
-        refuse_sharded(optimizer)
         call = self._calls.get(optimizer)
         if call is None:
             call = self._calls[optimizer] = OptimizerCall(optimizer)
@@ -349,6 +356,13 @@ class GradScaler(ScalerState):
                 f"{call}() after step(): step() has already been called since the last update()."
             )
         return state
+
+    def _told(self) -> list[float]:
+        """What the scales of all processes must have in common."""
+        dynamic = self._dynamic
+        told = [self._carried_scale(), self._growth_tracker, dynamic.growth_factor]
+        told += [dynamic.backoff_factor, dynamic.growth_interval]
+        return [0.0 if each is None else float(each) for each in told]
 
     def _carried_scale(self) -> Number:
         """What the gradients were scaled by: a float where the scale is on the CPU."""
@@ -399,7 +413,8 @@ class GradScaler(ScalerState):
         if found_before == [skipped]:
             (found_inf,) = step.state["found_inf_per_device"].values()
         else:
-            found_inf = torch.full((), skipped, dtype=torch.float32, device=grads[0].device)
+            device = grads[0].device if grads else self._dynamic.value.device
+            found_inf = torch.full((), skipped, dtype=torch.float32, device=device)
             step.record_found_inf(found_inf)
         self._host_steps.append(_HostStep(skipped, scale))
         rates = rates_of(call.optimizer)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from halfstep.records import BadTypeError, BadValueError
 from halfstep.update.optimizers.fuse import fuse_again, fuse_if_free, is_fused, unfuse
@@ -30,6 +30,7 @@ from halfstep.update.optimizers.kernels import kernel_of
 from halfstep.update.optimizers.launch import Launch, launch_all
 from halfstep.update.optimizers.observers import has_hooks, has_replaced_step, is_observed
 from halfstep.update.optimizers.undo import Undo
+from halfstep.update.ranks.shards import has_dtensors
 
 
 class OptimizerAdapter:
@@ -80,6 +81,7 @@ class OptimizerAdapter:
             kernel_of(self.optimizer) is not None
             and is_fused(self.optimizer)
             and not has_replaced_step(self.optimizer)
+            and not has_dtensors(params)
             and has_hooks(self.optimizer)
             and {(p.device, p.dtype) for p in params} == {(params[0].device, torch.float32)}
             and has_fused_state(self.optimizer, params)
@@ -137,7 +139,7 @@ class OptimizerAdapter:
         params, grads, _ = gradients
         # A step that makes state may run out of memory. Later ones keep copies on a CPU alone:
         # elsewhere the memory for a second set of weights and state is what nobody has.
-        keeps_copies = len(params) > self._most_stepped or params[0].is_cpu
+        keeps_copies = len(params) > self._most_stepped or all(p.is_cpu for p in params[:1])
         self._undo = Undo(self.optimizer, params, keeps_copies=keeps_copies)
         fused = self._is_fused(gradients)
         if fused:
@@ -208,7 +210,13 @@ class OptimizerAdapter:
     def _step_fused(self, params: list[Tensor], grads: list[Tensor], multiplier: float) -> Any:
         if is_observed(self.optimizer):
             divide_(grads, multiplier)  # hooks must find the true gradients
+            if not self._takes(params):
+                with _unfused(self.optimizer, foreach=False):
+                    return self.optimizer.step()
             return self.optimizer.step()
+        if has_dtensors(params):
+            divide_(grads, multiplier)
+            return self._step_shards(params)
         if _lacks_some_momentum(self.optimizer, params):
             divide_(grads, multiplier)
             with _unfused(self.optimizer):
@@ -225,6 +233,32 @@ class OptimizerAdapter:
         finally:
             self.optimizer.__dict__.pop("grad_scale", None)
 
+    def _takes(self, params: list[Tensor]) -> bool:
+        """Whether torch has a rule for one fused step over these parameters."""
+        is_one_mesh = len({getattr(p, "device_mesh", None) for p in params}) == 1
+        return not has_dtensors(params) or (isinstance(self.optimizer, Adam) and is_one_mesh)
+
+    def _step_shards(self, params: list[Tensor]) -> Any:
+        """A step that makes state, over sharded parameters: torch's rules take one mesh at a time.
+
+        For most optimizers it has none; those make their state one tensor after the other.
+        """
+        if not isinstance(self.optimizer, Adam):
+            with _unfused(self.optimizer, foreach=False):
+                return self.optimizer.step()
+        result = None
+        grads = [p.grad for p in params]
+        meshes = [getattr(p, "device_mesh", None) for p in params]
+        try:
+            for mesh in dict.fromkeys(meshes):
+                for p, grad, own in zip(params, grads, meshes, strict=True):
+                    p.grad = grad if own == mesh else None
+                result = self.optimizer.step()
+        finally:
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad
+        return result
+
 
 def _lacks_some_momentum(optimizer: Optimizer, params: list[Tensor]) -> bool:
     """Whether SGD has momentum for some of these parameters only; its fused kernel then raises."""
@@ -240,14 +274,15 @@ def _lacks_some_momentum(optimizer: Optimizer, params: list[Tensor]) -> bool:
 
 
 @contextlib.contextmanager
-def _unfused(optimizer: Optimizer) -> Iterator[None]:
-    for group in optimizer.param_groups:
-        group["fused"] = False
+def _unfused(optimizer: Optimizer, foreach: bool | None = None) -> Iterator[None]:
+    before = [group.get("foreach") for group in optimizer.param_groups]
+    for group, own in zip(optimizer.param_groups, before, strict=True):
+        group["fused"], group["foreach"] = False, own if foreach is None else foreach
     try:
         yield
     finally:
-        for group in optimizer.param_groups:
-            group["fused"] = True
+        for group, own in zip(optimizer.param_groups, before, strict=True):
+            group["fused"], group["foreach"] = True, own
 
 
 def _refuse_closures(optimizer: object) -> None:

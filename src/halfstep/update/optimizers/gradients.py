@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from halfstep.update.ranks.shards import has_dtensors, like, local_of, placed_as
+
 # Normal range of the float32 `grad_scale` of the fused kernels.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
@@ -24,7 +26,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         params: Those that have a gradient.
-        grads: Their gradients, sparse ones coalesced.
+        grads: Their gradients, sparse ones coalesced; of a sharded one the part on this rank.
         are_dense: Whether none is sparse.
     """
 
@@ -44,6 +46,7 @@ class GradientCollector:
         self._optimizer = optimizer
         self._all: list[Tensor] = []
         self._sizes: list[int] = []
+        self._are_sharded = False
         self._partial: list[Tensor] = []
 
     def all_parameters(self) -> list[Tensor]:
@@ -52,6 +55,7 @@ class GradientCollector:
         if sizes != self._sizes:
             self._sizes = sizes
             self._all = [p for group in self._optimizer.param_groups for p in group["params"]]
+            self._are_sharded = has_dtensors(self._all)
         return self._all
 
     def collect(self) -> Gradients:
@@ -64,6 +68,8 @@ class GradientCollector:
                 self._partial = partial
             parameters = self._partial
             grads = [grad for grad in grads if grad is not None]
+        if self._are_sharded:
+            grads = [_part_of(p, grad) for p, grad in zip(parameters, grads, strict=True)]
         if not any(map(_is_sparse, grads)):
             return Gradients(parameters, grads, are_dense=True)
         for index, (p, grad) in enumerate(zip(parameters, grads, strict=True)):
@@ -78,6 +84,14 @@ class GradientCollector:
             p.grad = None
 
 
+def _part_of(p: Tensor, grad: Tensor) -> Tensor:
+    """The part of a gradient on this rank, of the same elements as the parameter's own part."""
+    placed = placed_as(grad, p)
+    if placed is not grad:
+        p.grad = placed
+    return local_of(placed)
+
+
 def match_layouts(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """Gradients laid out in memory as their parameters are.
 
@@ -86,9 +100,10 @@ def match_layouts(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Ten
     assignments to ``.grad`` do. The gradients that differ are copied and assigned back.
     """
     for index, (p, grad) in enumerate(zip(parameters, grads, strict=True)):
-        if grad.layout is torch.strided and not lies_as(grad, p):
-            grads[index] = torch.empty_like(p).copy_(grad)
-            p.grad = grads[index]
+        part = local_of(p)
+        if grad.layout is torch.strided and not lies_as(grad, part):
+            grads[index] = torch.empty_like(part).copy_(grad)
+            p.grad = like(p, grads[index])
     return grads
 
 
@@ -121,7 +136,7 @@ def non_finite_parameters(model_names: dict[int, str], parameters: Sequence[Tens
     bad = [
         p
         for p in parameters
-        if p.grad is not None and not bool(torch.isfinite(values_of(p.grad)).all())
+        if p.grad is not None and not bool(torch.isfinite(values_of(local_of(p.grad))).all())
     ]
     return [model_names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in bad]
 

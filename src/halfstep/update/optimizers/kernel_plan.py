@@ -21,6 +21,7 @@ from halfstep.update.optimizers.gradients import divide_, in_float32_range, lies
 from halfstep.update.optimizers.kernels import Group, Kernel, kernel_of
 from halfstep.update.optimizers.launch import Launch
 from halfstep.update.optimizers.observers import is_observed
+from halfstep.update.ranks.shards import local_of
 
 
 class _GroupPlan:
@@ -34,8 +35,8 @@ class _GroupPlan:
         self._kernel = kernel
         # Last ones first: the norm has just read their gradients, which are still in the cache.
         params, dicts = params[::-1], dicts[::-1]
-        self._params = params
-        self._states = [[state[name] for state in dicts] for name in self.names]
+        self._params = params = list(map(local_of, params))
+        self._states = [[local_of(state[name]) for state in dicts] for name in self.names]
         self._steps: list[Tensor] = []
         self._step_buffer: Tensor | None = None
         if kernel.counts_steps:
@@ -86,9 +87,10 @@ class KernelPlan:
 
     def __init__(self, optimizer: Optimizer, kernel: Kernel, params: list[Tensor]) -> None:
         self.params = params
-        self.is_contiguous = all(map(Tensor.is_contiguous, params))
-        self.is_uniform = len({p.device for p in params}) == 1 and all(
-            p.dtype is not torch.float64 for p in params
+        parts = list(map(local_of, params))
+        self.is_contiguous = all(map(Tensor.is_contiguous, parts))
+        self.is_uniform = len({p.device for p in parts}) == 1 and all(
+            p.dtype is not torch.float64 for p in parts
         )
         self._optimizer = optimizer
         self._kernel = kernel
@@ -210,7 +212,8 @@ def _takes_rate(group: Group) -> bool:
 
 def _has_state(optimizer: Optimizer, p: Tensor, names: Sequence[str]) -> bool:
     state = optimizer.state.get(p, {})
-    tensors = [state.get(name) for name in names]
+    p = local_of(p)
+    tensors = [local_of(t) if isinstance(t := state.get(n), Tensor) else t for n in names]
     return all(isinstance(t, Tensor) and t.device == p.device for t in tensors) and all(
         t.dtype == p.dtype and t.shape == p.shape and lies_as(t, p)
         for t in tensors[: len(names) - (names[-1:] == ("step",))]

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from halfstep.update.ranks.shards import local_of
+
 
 class Undo:
     """What an optimizer was before a step.
@@ -40,6 +42,7 @@ class Undo:
         held = [value for state in self._state.values() for value in state.values()]
         held += [value for group in self._groups for value in group.values()]
         tensors = [*params, *(value for value in held if isinstance(value, Tensor))]
+        tensors = list(map(local_of, tensors))
         self._versions = [(tensor, tensor._version) for tensor in tensors]
         self._copies: list[Tensor] | None = None
         self._others: dict[Any, dict[str, Any]] = {}

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from halfstep.records import BadValueError
 from halfstep.update.decision.clipping import Clip, check_max_norm
-from halfstep.update.decision.measured import Measured
+from halfstep.update.decision.measured import Measured, carried
 from halfstep.update.decision.veto import Condition
 from halfstep.update.loss_scale.base import LossScale, SkipsInARow
 from halfstep.update.optimizers.adapter import OptimizerAdapter
@@ -25,8 +25,11 @@ from halfstep.update.optimizers.gradients import (
     values_of,
 )
 from halfstep.update.optimizers.norm import GradientNorm
-from halfstep.update.readback import Number, is_one
+from halfstep.update.optimizers.square_sums import SquareSums
+from halfstep.update.ranks.ranks import ONE, Ranks
+from halfstep.update.readback import Number, on_device
 from halfstep.update.step.counters import Counters
+from halfstep.update.step.exchange import exchange_norm
 from halfstep.update.step.launched_step import LaunchedStep, is_on_a_device
 from halfstep.update.step.window import Window
 
@@ -72,6 +75,7 @@ class OptimizerSlot:
         self.clip = clip
         self._collector = GradientCollector(optimizer)
         self._norm = GradientNorm()
+        self._square_sums = SquareSums()
         self._names = dict(names or {})
 
     @property
@@ -148,13 +152,24 @@ class OptimizerSlot:
         """The parameter's dotted name, or its shape."""
         return self._names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}")
 
-    def unscale_(self) -> None:
+    def unscale_(self, ranks: Ranks = ONE) -> None:
         """Make ``.grad`` the true gradients: unscaled and normalised, not clipped.
+
+        Args:
+            ranks: Those that train together; several exchange the weights of their windows.
 
         Syncs: no.
         """
+        scale, weight, divided = self._scale_now(), self.window.weight, self.window.nominal
+        if ranks.are_several:
+            weight = ranks.sum(on_device(weight, ranks.device).reshape(1))[0] / ranks.copies_of_data
+            divided *= ranks.averaged_over
+        self._divide(carried(scale, weight, divided))
+
+    def _divide(self, unit: Number) -> None:
         grads = self._collector.collect()[1]
-        unit = self._unit()
+        if isinstance(unit, Tensor) and unit.is_cpu:
+            unit = float(unit)
         if isinstance(unit, Tensor):
             harmless = torch.where(unit == 0, 1.0, unit)  # an empty window is dropped anyway
             torch._foreach_div_([values_of(grad) for grad in grads], harmless.float())
@@ -162,26 +177,49 @@ class OptimizerSlot:
             divide_(grads, unit)
         self.window.true_gradients = True
 
-    def measure(self) -> Measured:
+    def measure(self, ranks: Ranks = ONE) -> Measured:
         """One read of the gradients.
 
-        A clip callable runs here, on the true gradients, and what it leaves is read again.
+        Args:
+            ranks: Those that train together; with several, norm and unit are known once they have
+                exchanged the square sums.
 
         Syncs: no.
         """
         gradients = self._collector.collect()
         params, grads, are_dense = gradients
         scale = self._scale_now()
+        if ranks.are_several:
+            measured = self._measured(gradients, math.nan, 1.0, scale)
+            measured.squares = self._square_sums(gradients, ranks)
+            return measured
         if not grads:
             return self._measured(gradients, 0.0, 1.0, scale)
-        norm, unit = self._norm(grads, key=params, are_dense=are_dense), self._unit_of(scale)
+        norm = self._norm(grads, key=params, are_dense=are_dense)
+        return self._measured(gradients, norm, self._unit_of(scale), scale)
+
+    def clip_by_callable(self, measured: Measured, ranks: Ranks = ONE) -> None:
+        """Let the clip callable work on the true gradients, and read what it leaves.
+
+        Args:
+            measured: What `measure` found, after the exchange; written.
+            ranks: As there.
+        """
+        norm, unit = measured.norm, measured.unit
         known_bad = isinstance(norm, float) and not math.isfinite(norm)
-        if self.clip is None or known_bad or (isinstance(unit, float) and unit == 0):
-            return self._measured(gradients, norm, unit, scale)
-        self.unscale_()
-        self.clip(params)
+        is_empty = isinstance(unit, float) and unit == 0
+        if self.clip is None or known_bad or is_empty or not measured.has_gradients:
+            return
+        if not measured.is_true:
+            self._divide(unit)
+        self.clip(measured.gradients.params)
         gradients = self._collector.collect()  # the callable may have replaced some
-        return self._measured(gradients, norm, unit, scale, self._norm(gradients.grads))
+        measured.gradients = gradients
+        if ranks.are_several:
+            squares = self._square_sums(gradients, ranks)
+            measured.left_by_clip = exchange_norm(squares, ranks)
+        else:
+            measured.left_by_clip = self._norm(gradients.grads)
 
     def kernel_can_skip(self, measured: Measured) -> bool:
         """Whether the kernel can skip this update by itself, without the host knowing.
@@ -205,24 +243,19 @@ class OptimizerSlot:
 
         Syncs: yes, once per parameter.
         """
-        names = non_finite_parameters(self._names, self.parameters())
-        return names or ["a gradient that overflows when it is unscaled"]
+        return non_finite_parameters(self._names, self.parameters())
 
     def some_names(self) -> str:
         """A few parameter names, for a message."""
         names = [self._names.get(id(p), "unnamed") for p in self.parameters()]
         return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
-    def _unit(self) -> Number:
-        return self._unit_of(self._scale_now())
-
     def _unit_of(self, scale: Number) -> Number:
         """What the gradients carry."""
         window = self.window
         if window.true_gradients:
             return 1.0
-        weight = window.weight / window.nominal
-        return scale if is_one(weight) else scale * weight
+        return carried(scale, window.weight, window.nominal)
 
     def _scale_now(self) -> Number:
         """The loss scale: a float where the host knows it, else a float64 copy on the device."""
@@ -235,7 +268,6 @@ class OptimizerSlot:
         norm: Number,
         unit: Number,
         scale: Number,
-        left_by_clip: Number | None = None,
     ) -> Measured:
         window = self.window
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -250,6 +282,10 @@ class OptimizerSlot:
             window.sums(),
             self.max_norm,
             self.vetoes,
-            left_by_clip,
-            on_a_device,
+            rates=on_a_device,
+            nominal=window.nominal,
+            is_true=window.true_gradients,
+            has_divisor=window.divisor is not None,
+            metric_names=tuple(window.metrics),
+            has_gradients=bool(gradients.grads),
         )

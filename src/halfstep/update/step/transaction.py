@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -22,8 +22,10 @@ from halfstep.update.loss_scale.base import LossScale
 from halfstep.update.loss_scale.updates import SavedScales, ScaleUpdates
 from halfstep.update.optimizers.gradients import Gradients
 from halfstep.update.optimizers.launch import Launch, TornUpdateError, launch_all
+from halfstep.update.ranks.ranks import ONE, Ranks
 from halfstep.update.readback import LateNumbers, Number, Readback
 from halfstep.update.step.counters import Counters
+from halfstep.update.step.exchange import exchange
 from halfstep.update.step.launched_step import LaunchedStep, combine
 from halfstep.update.step.optimizer_slot import OptimizerSlot
 from halfstep.update.step.outcome import StepOutcome
@@ -86,6 +88,7 @@ class Update:
     In pseudo-code, on the host::
 
         norm = |gradients|                      # one read; finite if and only if they are
+        several ranks exchange square sums, losses, divisors and what they must agree on
         loss scale takes note, unless divisor == 0
         if norm is finite and divisor > 0:
             optimizer steps with gradients / (S * divisor / nominal / clip_coef)
@@ -107,6 +110,9 @@ class Update:
         on_skip: Called when something may have to be put back, with 1.0 for every slot of the
             step that is skipped and 0.0 for the others; for an update that the kernels decide,
             before its launch with undecided 0-d tensors.
+
+    Attributes:
+        ranks: The processes that train together.
     """
 
     def __init__(
@@ -121,6 +127,7 @@ class Update:
     ) -> None:
         self.slots = list(slots)
         self.counters = Counters()
+        self.ranks: Ranks = ONE
         self._joint = joint
         self._together = overflow == "together"
         self._stop_at_non_finite = stop_at_non_finite
@@ -183,9 +190,14 @@ class Update:
             torch.clear_autocast_cache()  # it holds casts of the weights as they were
 
     def _measure(self, slots: Sequence[OptimizerSlot]) -> dict[OptimizerSlot, Measured]:
-        measured = {slot: slot.measure() for slot in slots}
+        ranks = self.ranks
+        measured = {slot: slot.measure(ranks) for slot in slots}
+        if ranks.are_several:
+            state = (self.counters.attempts, self.counters.num_updates)
+            exchange(list(measured.values()), ranks, state)
         for slot, found in measured.items():
-            if found.grads:
+            slot.clip_by_callable(found, ranks)
+            if found.has_gradients:
                 continue
             which = f" {slot.name!r}" if len(self.slots) > 1 else ""
             text = (
@@ -193,7 +205,7 @@ class Update:
                 f" ({slot.some_names()}): either the loss does not depend on them, or"
                 " zero_grad() was called after backward"
             )
-            if not any(each.grads for each in measured.values()):
+            if not any(each.has_gradients for each in measured.values()):
                 raise CallOrderError(f"{text}.")
             self._warn_once(slot.name, "%s; it was not stepped (said once)", text)
         return measured
@@ -405,15 +417,16 @@ class Update:
                     for result in group:
                         result.slot.observe(result.reason is not None, result.numbers.scale)
         except ScaleCollapse as collapse:
-            names = [
-                name
-                for result in results
-                if result.reason == "non_finite"
-                for name in result.slot.bad_parameters()
-            ]
+            names = self._bad_parameters(r.slot for r in results if r.reason == "non_finite")
             raise ScaleCollapse(
                 collapse.num_skips, collapse.scales, names, outcome.record
             ) from None
+
+    def _bad_parameters(self, slots: Iterable[OptimizerSlot]) -> list[str]:
+        """Names of the parameters whose gradient is not finite, on any rank."""
+        own = [name for slot in slots for name in slot.bad_parameters()]
+        names = list(dict.fromkeys(chain.from_iterable(self.ranks.gather(own))))
+        return names or ["a gradient that overflows when it is unscaled"]
 
     def _warn_once(self, key: str, text: str, *values: object) -> None:
         if key not in self._said:
@@ -424,7 +437,7 @@ class Update:
         bad = {slot: d for slot, d in decisions.items() if d.reason == "non_finite"}
         if not bad:
             return
-        names = [name for slot in bad for name in slot.bad_parameters()]
+        names = self._bad_parameters(bad)
         total = sum(len(slot.parameters()) for slot in decisions)
         numbers = next(iter(bad.values())).numbers
         loss, scale = numbers.loss_total, numbers.scale
