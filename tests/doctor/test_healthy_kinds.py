@@ -219,6 +219,22 @@ def vanishing_but_there() -> hs.Recipe:
     return recipe(lambda: nn.Sequential(*blocks, nn.Linear(8, 1)), square, seeded(16, 8))
 
 
+def penalty_on_slopes() -> hs.Recipe:
+    """A second backward through the first, which leaves some outputs out."""
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        between = x.detach().requires_grad_()
+        score = model(between).float().sum()
+        (slope,) = torch.autograd.grad(score, between, create_graph=True)
+        return model(x).float().mean() + (slope.float().flatten(1).norm(dim=1) - 1).square().mean()
+
+    model = lambda: nn.Sequential(  # noqa: E731
+        nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(1, 8), nn.LeakyReLU(0.2),
+        nn.Conv2d(8, 8, 3, stride=2), nn.Flatten(), nn.Linear(72, 1),
+    )  # fmt: skip
+    return recipe(model, loss_fn, seeded(4, 3, 16, 16))
+
+
 KINDS: dict[str, Callable[[], hs.Recipe]] = {
     "saved statistics": saved_statistics_near_zero,
     "finfo.min mask": mask_of_the_dtypes_limit,
@@ -228,6 +244,7 @@ KINDS: dict[str, Callable[[], hs.Recipe]] = {
     "vae": vae,
     "loss near 0": wasserstein_loss_near_zero,
     "lora": lora,
+    "penalty on slopes": penalty_on_slopes,
     "dict of losses": dict_of_losses,
     "bias before batch norm": bias_before_batch_norm,
     "key bias": key_bias_of_attention,

@@ -86,8 +86,9 @@ class LayerMagnitudes:
         return records
 
     def _hook(self, module: nn.Module, path: str) -> Callable[[Tensor], None]:
-        def look(gradient: Tensor) -> None:
-            if is_measurable(gradient):
+        def look(gradient: Tensor | None) -> None:
+            # autograd calls hooks without one where a second backward leaves an output out
+            if gradient is not None and is_measurable(gradient):
                 self._add(module, path, "backward", gradient)
 
         return look

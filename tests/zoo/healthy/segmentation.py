@@ -70,13 +70,14 @@ def fpn_dice() -> hs.Recipe:
         from segmentation_models_pytorch.losses import DiceLoss
 
         logits = model(batch[0])
-        dice = DiceLoss("multiclass")(logits, batch[1])
-        return F.cross_entropy(logits, batch[1]) + torch.as_tensor(dice)
+        dice = DiceLoss("multiclass", ignore_index=255)(logits, batch[1])
+        return F.cross_entropy(logits, batch[1], ignore_index=255) + torch.as_tensor(dice)
 
     model = _made(
         "FPN",
         encoder_name="mobilenet_v2",
         encoder_depth=4,
+        upsampling=2,
         decoder_pyramid_channels=48,
         decoder_segmentation_channels=32,
     )
