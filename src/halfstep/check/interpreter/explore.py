@@ -134,8 +134,11 @@ def _shown(events: list[Event]) -> _Shown:
     )
 
 
+_OF_ONE_PATH = frozenset(["models", "rounds", "position"])
+
+
 def _facts(event: Event) -> str:
-    return repr([(key, value) for key, value in event.facts.items() if key != "models"])
+    return repr([(key, value) for key, value in event.facts.items() if key not in _OF_ONE_PATH])
 
 
 def _is_silent(run: Callable[[Path], None], path: Path) -> bool:

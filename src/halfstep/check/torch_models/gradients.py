@@ -338,7 +338,9 @@ def _record_clip(node: ast.AST, models: Models, limits: list[Value], run: Run) -
 
 
 def _record_edit(node: ast.AST, how: str, models: Models | None, run: Run) -> None:
-    partly = run.state.frame.chosen > 0 or any(isinstance(of, Part) for of in models or ())
+    frame = run.state.frame
+    chosen = frame.chosen > (frame.loops[-1].chosen if frame.loops else 0)
+    partly = chosen or any(isinstance(of, Part) for of in models or ())
     if how == "zero" and not partly:  # under a condition, it may be one layer's alone
         run.emit(e.ZERO_GRAD, node, facts={"models": models})
         return

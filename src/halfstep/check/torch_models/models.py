@@ -18,7 +18,7 @@ from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.torch_models.scales import backward
 from halfstep.check.torch_models.states import State
 from halfstep.check.torch_models.table import functions, methods, watches
-from halfstep.check.values.base import NOBODY, External, Models, Unknown, Value
+from halfstep.check.values.base import NOBODY, Const, External, Models, Unknown, Value
 from halfstep.check.values.call import Call, has_training_objects, makes_new
 from halfstep.check.values.containers import Sequence
 from halfstep.check.values.objects import AVERAGE, Instance
@@ -113,6 +113,16 @@ def _parameters(owner: Unknown, call: Call, run: Run) -> Value:
 def _some_parameters(owner: Unknown, call: Call, run: Run) -> Value:
     call.evaluate_all()
     return Params(some([owner.region], ast.unparse(call.node).partition(".")[2]))
+
+
+@methods("*.get")
+def _entry(owner: Unknown, call: Call, run: Run) -> Value | None:
+    """``settings.get("amp", False)`` asks what ``settings["amp"]`` asks."""
+    key = call.first()
+    if isinstance(key, Const) and (known := run.state.entries.get((owner.key, str(key.value)))):
+        return known
+    found = _other("get", owner, call, run)
+    return found.made_by("[]", [owner, key]) if type(found) is Unknown else found
 
 
 @methods("*.backward")
@@ -214,9 +224,10 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
     if name == "load_state_dict" or (name in IN_PLACE and owner.path):
         changed(owner, call, run)
     models = NOBODY.union(owner.models, *(v.models for v in values)) | inside(given)
-    if not no_grad and not owner.models and owner.name not in ("torch", "np"):
+    is_model = runs and has_parameters(owner, run)  # whatever it was made of
+    if not no_grad and (is_model or not owner.models) and owner.name not in ("torch", "np"):
         models |= {owner.root}
-    result = run.unknown(name, NOBODY if no_grad else models)
+    result = run.unknown("" if name == "__call__" else name, NOBODY if no_grad else models)
     return result if makes_new(name) else result.made_by(f".{name}()", [owner, *values])
 
 

@@ -125,9 +125,11 @@ class Schedule(Value):
         return Method(self, name) if name == "step" else super().attribute(name, run)
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:
-        call.evaluate_all()
+        values = call.all()
         if name == "step":
             facts: dict[str, Any] = {"epoch": True} if call.count() else {}
+            if len(values) == 1:
+                facts["position"] = values[0].question
             if self.optimizer is None:
                 facts["models"] = None
                 run.emit(e.SCHEDULE, call.node, model=self.id, facts=facts)

@@ -86,6 +86,7 @@ class PathState:
         gradients: Module to whether its parameters have gradients now.
         gradients_elsewhere: The same for all other modules, ``None`` if nobody knows.
         attributes: What was assigned to attributes of objects that are not known.
+        entries: What was put into such objects, under a text.
     """
 
     frame: Frame = field(default_factory=Frame)
@@ -108,6 +109,7 @@ class PathState:
     averages: set[Hashable] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     attributes: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
+    entries: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
     gradients: dict[Hashable, bool] = field(default_factory=dict)
     gradients_elsewhere: bool | None = None
     hooks: list[Callable[[Run], None]] = field(default_factory=list)
