@@ -85,6 +85,7 @@ FORWARD, LOSS, SCALE, BACKWARD = "forward", "loss", "scale", "backward"
 # Gradients. CLIP facts: how ("norm", "value", "hand"), max_norm (a number, if constant),
 # max_norm_scaled (multiplied by the scale), error_if_nonfinite.
 # EDIT facts: how ("nan": NaN or inf replaced; "hook": changed by a tensor hook, whatever the scale;
+# "limit": cut off at a number, before they are anybody's gradients;
 # "add": something without the scale is added; "multiply", "unscale", "set", "zero").
 # ZERO_GRAD facts: set_to_none, unbroken (in source: no choice since the last backward).
 UNSCALE, CLIP, EDIT, ZERO_GRAD = "unscale", "clip", "edit", "zero_grad"

@@ -69,7 +69,7 @@ class Binding:
         text = ast.unparse(target)
         items: dict[str, Value] = {text: value}
         if isinstance(value, Mapping):
-            items = {f"{text}[{key!r}]": item for key, item in value.items.items()}
+            items = {f"{text}[{_written(key)}]": item for key, item in value.items.items()}
         elif isinstance(value, Sequence):
             items = {f"{text}[{i}]": item for i, item in enumerate(value.items)}
         for name, item in items.items():
@@ -98,3 +98,8 @@ class Binding:
             used = self._machine.used_as(fresh)
             return used if used is not fresh or AVERAGE.search(name) else value
         return value
+
+
+def _written(key: object) -> str:
+    """A key as most programs write it."""
+    return f'"{key}"' if isinstance(key, str) and '"' not in key else repr(key)

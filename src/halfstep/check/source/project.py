@@ -14,6 +14,8 @@ _HELPS = re.compile(
     GATE.pattern
     + r"|\.backward\(|\.zero_grad\(|\.half\(|clip_grad|\.step\(|optim\.|state_dict\(|deepcopy\("
 )
+# A scaler in a dict of what is saved.
+_ENTRY = re.compile(r"[\"']\w*scaler\w*[\"']\s*:\s*[\w.]*scaler\w*\s*[,}\n]")
 
 
 class Project:
@@ -49,7 +51,11 @@ class Project:
                 imported = ((key[0], found) for key, found in self._found.items() if found)
                 queue += [found for importer, found in imported if importer == current.path]
         parts = ("scaler", "amp")
-        return any(m.calls_anywhere(part, "state_dict") for m in seen.values() for part in parts)
+        if any(m.calls_anywhere(part, "state_dict") for m in seen.values() for part in parts):
+            return True
+        return any(
+            m.calls_anywhere("", "state_dict") and _ENTRY.search(m.text) for m in seen.values()
+        )
 
     def acts(self, module: Module, name: str, depth: int = 3) -> bool:
         """Whether a function or class can make events, itself or in what it calls elsewhere."""

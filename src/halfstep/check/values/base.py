@@ -229,6 +229,10 @@ class Unknown(Value):
             self._origin, self.depth = (name, values), depth
         return self
 
+    def is_made_by(self, *names: str) -> bool:
+        """Whether a function of one of these names made it."""
+        return self._origin is not None and self._origin[0] in names
+
     def under(self, name: str) -> Unknown:
         """The same value under a name."""
         same = Unknown(self._key, name, self.models, self.root, self.path)
