@@ -92,6 +92,6 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
             text = text.replace("after this ", "here ")
             return Hit(left, (unscale, "unscaled"), related, message=text, scaler=event.scaler)
         if left and left.where.path == dropped.where.path and left.where.line > dropped.where.line:
-            related = ((unscale, "unscaled"), (dropped, "cleared"), following)
-            return Hit(left, *related, scaler=event.scaler)
+            cleared = (dropped, "cleared")
+            return Hit(left, (unscale, "unscaled"), cleared, following, scaler=event.scaler)
         return Hit(dropped, (unscale, "unscaled"), following, scaler=event.scaler)
