@@ -105,7 +105,8 @@ SCHEDULE, EMA = "schedule", "ema"
 READ_SCALE, SKIP_TEST = "read scale", "skip test"
 
 # State. SAVE facts: holds (kinds of state in the file: "model", "optimizer", "scaler", or
-# "anything"), entry (the optimizer's in a dict that is written out). LOAD has a scaler.
+# "anything"), entry (the optimizer's in a dict that is written out), apart (that dict is made in
+# another function). LOAD has a scaler.
 SAVE, LOAD = "save", "load"
 
 # CAST: parameters to a dtype by hand; facts: dtype, live (of a model in training or of its moving

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from halfstep.check.source.inventory import last_name
 from halfstep.check.torch_models.averages import Average
-from halfstep.check.torch_models.optimizers import Optimizer, Schedule
+from halfstep.check.torch_models.optimizers import OWN, Optimizer, Schedule
 from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.values.base import Const, Unknown, Value
 from halfstep.check.values.containers import Mapping, Sequence
@@ -73,6 +73,7 @@ class Binding:
         elif isinstance(value, Sequence):
             items = {f"{text}[{i}]": item for i, item in enumerate(value.items)}
         for name, item in items.items():
+            item = item.attributes.get(OWN, item) if isinstance(item, Instance) else item
             if isinstance(item, (Scaler, Optimizer, Schedule, Average)):
                 self._machine.state.give_name(item.id, name)
 

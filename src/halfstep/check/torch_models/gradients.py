@@ -79,7 +79,8 @@ class Params(Value):
         elif name in IN_PLACE:
             _changed_in_place(self, name, values, call, run)
             return self
-        return run.unknown(models=self.of).made_by(f".{name}()", [self, *values])
+        models = self.of.union(*(v.models for v in values))
+        return run.unknown(models=models).made_by(f".{name}()", [self, *values])
 
     def assign(self, name: str, value: Value, target: ast.Attribute, run: Run) -> None:
         if name == "requires_grad":

@@ -20,7 +20,7 @@ from halfstep.check.torch_models.states import State
 from halfstep.check.torch_models.table import functions, methods, watches
 from halfstep.check.values.base import NOBODY, Const, External, Models, Unknown, Value
 from halfstep.check.values.call import Call, has_training_objects, makes_new
-from halfstep.check.values.containers import Sequence
+from halfstep.check.values.containers import Repeated, Sequence
 from halfstep.check.values.objects import AVERAGE, Instance
 from halfstep.check.values.regions import ANYTHING, roots, some
 from halfstep.check.values.run import Run
@@ -196,7 +196,18 @@ def _chain(call: Call, run: Run) -> Value:
 @functions("*.Parameter")
 def _parameter(call: Call, run: Run) -> Value:
     call.evaluate_all()
-    return Params(frozenset([("parameter", run.fresh())]))
+    of: Models = frozenset([("parameter", run.fresh())])
+    needs = call.named().get("requires_grad")
+    if needs is not None and needs.truth is False:
+        run.state.set_frozen(of, True)
+    return Params(of)
+
+
+@functions("*.ParameterList")
+def _parameters_of_a_list(call: Call, run: Run) -> Value:
+    inside = call.first()
+    each = inside.each if isinstance(inside, Repeated) else inside
+    return each if isinstance(each, Params) else run.unknown()
 
 
 def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:

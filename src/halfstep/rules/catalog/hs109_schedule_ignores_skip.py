@@ -5,7 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator
 
-from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, ZERO_GRAD, Event, Place, is_around
+from halfstep.rules.events import (
+    EMA,
+    SCHEDULE,
+    STEP,
+    UPDATE,
+    ZERO_GRAD,
+    Event,
+    Place,
+    is_around,
+    is_same_round,
+)
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -91,7 +101,12 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         step = self._scaled.get(optimizer)
         outside = step is not None and is_around(event, step)
         waiting = bool(ledger.window(optimizer).waiting())
-        return not outside and len(set(steps)) == len(steps) and (bool(steps) or waiting)
+        now_and_then = event.kind == EMA and step is not None and _is_beside(event, step)
+        return (
+            not outside
+            and (len(set(steps)) == len(steps) or now_and_then)
+            and (bool(steps) or waiting)
+        )
 
     def _follow(self, event: Event | None, ledger: Ledger, optimizer: str) -> Iterator[Hit]:
         """What moves with the last step, whether that was skipped or not."""
@@ -109,3 +124,9 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         for place, told in self._told.items():
             if len(told) > 1 and all(a != b for a, b in itertools.pairwise(told)):
                 yield self._waiting[place]
+
+
+def _is_beside(event: Event, step: Event) -> bool:
+    """Whether both stand in one loop, and are run in the same round of it."""
+    loops = event.fact("loops")
+    return bool(loops) and loops == step.fact("loops") and is_same_round(event, step)
