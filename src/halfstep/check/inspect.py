@@ -12,7 +12,8 @@ from halfstep.check.output.checklist import evidence
 from halfstep.check.output.raw import Raw
 from halfstep.check.output.reports import FileReport
 from halfstep.check.output.view import View
-from halfstep.check.source.module import GATE, Module
+from halfstep.check.source.leads import GATE
+from halfstep.check.source.module import Module
 from halfstep.check.source.project import Project
 from halfstep.rules.judge import finding_of, hits_of
 from halfstep.rules.rule import Edit, Hit, OrderRule, Rule, SourceRule

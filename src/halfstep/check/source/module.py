@@ -14,9 +14,6 @@ from halfstep.rules.events import Place
 from halfstep.rules.syntax import children
 
 _Found = TypeVar("_Found")
-# A file without any of these words has nothing to say to any rule over events.
-GATE = re.compile(r"autocast|GradScaler|\bhalfstep\b|unscale_|grad_scaler|scaler|amp\.scale")
-
 _INTERESTING_WORDS = """
     GradScaler autocast scale unscale_ step update backward zero_grad clip_grad_norm_
     clip_grad_value_ clip_grad_norm get_scale update_parameters AveragedModel no_sync

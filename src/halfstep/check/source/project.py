@@ -7,8 +7,8 @@ import os
 import re
 
 from halfstep.check.source.inventory import last_name
-from halfstep.check.source.leads import Leads
-from halfstep.check.source.module import GATE, Module
+from halfstep.check.source.leads import GATE, Leads
+from halfstep.check.source.module import Module
 
 _PUTS = frozenset(["join", "insert", "append"])
 _SMALL = 30_000  # characters of a file that may only pass on what others do
