@@ -198,6 +198,10 @@ def _combined(op: ast.operator, left: Value, right: Value, run: Run) -> Value | 
     return product([left]) if by_number else None  # by its own norm, it carries none
 
 
+def _has_scale(value: Value) -> bool:
+    return isinstance(value, (Scaled, Carried, Penalty))
+
+
 @watches
 def _of_torch(function: External, call: Call, run: Run) -> Value | None:
     name = function.name
@@ -212,7 +216,7 @@ def _of_torch(function: External, call: Call, run: Run) -> Value | None:
             return Taken(run.state.module.place(call.node), models, run)
         run.emit(e.OPAQUE, call.node, scaler=scaled[0].scaler)
         return Carried(scaled[0].scaler, run.state.module.place(call.node))
-    if function.last in _WITHOUT_SCALE:
+    if function.last in _WITHOUT_SCALE or not any(map(_has_scale, flat(call.all()))):
         return None
     made = product(call.all()) if function.last in _SAME else None
     return made or _penalty(call.all(), run)

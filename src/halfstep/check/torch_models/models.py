@@ -21,7 +21,7 @@ from halfstep.check.torch_models.table import functions, methods, watches
 from halfstep.check.values.base import NOBODY, Const, External, Models, Unknown, Value
 from halfstep.check.values.call import Call, has_training_objects, makes_new
 from halfstep.check.values.containers import Repeated, Sequence
-from halfstep.check.values.objects import AVERAGE, Instance
+from halfstep.check.values.objects import Instance, is_average_name
 from halfstep.check.values.regions import ANYTHING, roots, some
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
@@ -216,7 +216,7 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
         return no_sync(run)
     show_method(owner, name, call, run)
     given = [v for v in call.all() if v.holds_weights(run)]
-    if name in UPDATES and AVERAGE.search(owner.name) and (given or not call.count()):
+    if name in UPDATES and is_average_name(owner.name) and (given or not call.count()):
         return update_by_name(owner, call, run)
     if name == "requires_grad_":
         frozen = any(v.truth is False for v in call.all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,13 @@ _OF_SCALERS = ("scale", "step", "unscale_", "update")
 _SCALERS = frozenset(["GradScaler", "ShardedGradScaler"])
 _MODULES = frozenset(["Module", "Sequential", "ModuleList"])
 # A moving average, by its name alone: there are as many classes for it as projects.
-AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])|[Mm]oving_?[Aa]verage")
+_AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])|[Mm]oving_?[Aa]verage")
+
+
+@functools.cache
+def is_average_name(name: str) -> bool:
+    """Whether a name says that it is a moving average of a model."""
+    return bool(_AVERAGE.search(name))
 
 
 def is_schedule_name(name: str) -> bool:
@@ -229,7 +236,7 @@ class Class(Value):
 
     def is_average(self) -> bool:
         """Whether its name says that it is a moving average of a model."""
-        return bool(AVERAGE.search(self.node.name))
+        return is_average_name(self.node.name)
 
 
 def _calls_same_of_base(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
