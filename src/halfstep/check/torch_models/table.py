@@ -7,6 +7,7 @@ frameworks export torch's under names of their own, and scripts import them with
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -102,8 +103,9 @@ def by_operands(op: ast.operator, left: Value, right: Value, run: Run) -> Value 
     return None
 
 
+@functools.cache
 def load() -> None:
-    """Import all files of the folder, which fills the tables."""
+    """Import all files of the folder, which fills the tables; once, every path asks for it."""
     from halfstep.check import torch_models
 
     for found in pkgutil.iter_modules(torch_models.__path__):
