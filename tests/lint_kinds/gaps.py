@@ -12,22 +12,10 @@ GAPS: dict[str, dict[str, str]] = {
     "engine and a step of its schedule": {
         "without schedule= and without a test": "nothing",
     },
-    "gradients set from scaled ones": {
-        "clamped": "nothing",
-        "by the foreach": "nothing",
-        "of a loss without the scale": "nothing",
-    },
-    "hook on scaled gradients": {
-        "one parameter": "nothing",
-    },
     "island of another file": {
         "module of another file": "nothing",
         "method, module of another file": "nothing",
         "product, module of another file": "nothing",
-    },
-    "scaler made after the load": {
-        "helper that gets none": "nothing",
-        "helper that gets None": "nothing",
     },
     "schedule of one's own": {
         "function that sets the rate": "nothing",

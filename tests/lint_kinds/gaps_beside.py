@@ -12,19 +12,13 @@ UNREPAIRED: dict[str, list[str]] = {}
 # Repairs of the other programs that add a fault.
 DAMAGED: dict[str, list[str]] = {}
 # Findings that stand on another line.
-MISPLACED: dict[str, list[str]] = {
-    "HS112 stands on the way out": [
-        "cleared, then continue",
-    ],
-}
+MISPLACED: dict[str, list[str]] = {}
 # Findings that do not name the other line or the remedy.
 UNTOLD: dict[str, list[str]] = {
     "HS107 with the remedy that fits": [
-        "stepped twice",
         "in a helper with names of its own",
     ],
     "scalers without a name of their own": [
-        "entry of a dict",
         "attribute of another object",
         "checkpoint",
     ],

@@ -12,7 +12,8 @@ from halfstep.check.output.checklist import evidence
 from halfstep.check.output.raw import Raw
 from halfstep.check.output.reports import FileReport
 from halfstep.check.output.view import View
-from halfstep.check.source.module import GATE, Module
+from halfstep.check.source.leads import GATE
+from halfstep.check.source.module import Module
 from halfstep.check.source.project import Project
 from halfstep.rules.judge import finding_of, hits_of
 from halfstep.rules.rule import Edit, Hit, OrderRule, Rule, SourceRule
@@ -164,6 +165,8 @@ def _hits(
             key = rule.code, severity, hit.where.path, hit.where.line, hit.unless
             found.setdefault(key, (rule, hit, set()))[2].add(number)
     for rule, hit, where in found.values():
+        if hit.avoidable and not _is_avoided(hit, readings):
+            continue
         if (hit.severity or rule.severity) == "error" and len(where) < len(readings):
             witnesses = [a for number in where for a in readings[number].answers]
             others = [r for number, r in enumerate(readings) if number not in where]
@@ -171,6 +174,12 @@ def _hits(
             if not is_certain(witnesses, trained):
                 hit.severity = "note"
         yield rule, hit
+
+
+def _is_avoided(hit: Hit, readings: list[Reading]) -> bool:
+    """Whether a path that trains was followed that leads past the place of `hit`."""
+    trained = (reading.events for reading in readings if reading.trains())
+    return any(all(event.where != hit.where for event in events) for events in trained)
 
 
 def _raw(rule: type[Rule], hit: Hit, module: Module) -> Raw:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from halfstep.check.documents.files import Unreadable, read_bytes, source_files
 from halfstep.check.output.reports import FileReport, Report
 from halfstep.check.settings import Settings
-from halfstep.check.source.leads import Leads
-from halfstep.check.source.module import GATE
+from halfstep.check.source.leads import GATE, Leads
 from halfstep.rules.registry import names
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ knows; a rule must be silent about the rest.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 
@@ -54,6 +55,14 @@ def is_around(outer: Event, inner: Event) -> bool:
     return len(loops) < len(own) and bool(own[: len(loops)] == loops)
 
 
+def is_same_round(one: Event, other: Event) -> bool:
+    """Whether two events are in one round of the loops around both; so where nobody knows."""
+    loops, others = one.fact("loops") or (), other.fact("loops") or ()
+    rounds = zip(one.fact("rounds") or (), other.fact("rounds") or (), strict=False)
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(loops, others, strict=False))
+    return all(mine == its for _, (mine, its) in zip(shared, rounds, strict=False))
+
+
 def is_deeper(inner: Event, outer: Event) -> bool:
     """Whether `inner` stands in a branch that the reader chose and `outer` does not."""
     return (inner.fact("chosen") or 0) > (outer.fact("chosen") or 0)
@@ -76,6 +85,7 @@ FORWARD, LOSS, SCALE, BACKWARD = "forward", "loss", "scale", "backward"
 # Gradients. CLIP facts: how ("norm", "value", "hand"), max_norm (a number, if constant),
 # max_norm_scaled (multiplied by the scale), error_if_nonfinite.
 # EDIT facts: how ("nan": NaN or inf replaced; "hook": changed by a tensor hook, whatever the scale;
+# "limit": cut off at a number, before they are anybody's gradients;
 # "add": something without the scale is added; "multiply", "unscale", "set", "zero").
 # ZERO_GRAD facts: set_to_none, unbroken (in source: no choice since the last backward).
 UNSCALE, CLIP, EDIT, ZERO_GRAD = "unscale", "clip", "edit", "zero_grad"
@@ -83,11 +93,11 @@ UNSCALE, CLIP, EDIT, ZERO_GRAD = "unscale", "clip", "edit", "zero_grad"
 # The update. STEP has a scaler where it goes through one; facts: closure,
 # guarded (by a finite check). OUTCOME follows a step whose result is known, in a running script;
 # facts: skipped. STEP, SCHEDULE and EMA facts: loops (in source, the lines of the loops around,
-# outermost first). UPDATE facts: new_scale (set by hand).
+# outermost first), rounds (their rounds). UPDATE facts: new_scale (set by hand).
 STEP, OUTCOME, UPDATE = "step", "outcome", "update"
 
 # What follows an update. Facts of both: guarded (under a test whether the step was skipped).
-# SCHEDULE names its optimizer; facts: epoch (a metric or an epoch was passed).
+# SCHEDULE names its optimizer; facts: epoch (a metric or an epoch was passed), position (it).
 SCHEDULE, EMA = "schedule", "ema"
 
 # READ_SCALE: get_scale(), state of found_inf. SKIP_TEST facts: operator, scales (both sides are
@@ -95,7 +105,8 @@ SCHEDULE, EMA = "schedule", "ema"
 READ_SCALE, SKIP_TEST = "read scale", "skip test"
 
 # State. SAVE facts: holds (kinds of state in the file: "model", "optimizer", "scaler", or
-# "anything"), entry (the optimizer's in a dict that is written out). LOAD has a scaler.
+# "anything"), entry (the optimizer's in a dict that is written out), apart (that dict is made in
+# another function). LOAD has a scaler.
 SAVE, LOAD = "save", "load"
 
 # CAST: parameters to a dtype by hand; facts: dtype, live (of a model in training or of its moving

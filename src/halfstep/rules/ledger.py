@@ -245,6 +245,7 @@ class Ledger:
             made = Window(optimizer, born=True)
             if self._only_backward:  # it may be made after a backward, with its gradients
                 made.parts = self.window(optimizer).waiting()
+                made.known = self.window(optimizer).known
             self._windows[optimizer] = made
 
     def _enter(self, event: Event) -> None:

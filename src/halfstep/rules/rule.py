@@ -38,12 +38,24 @@ class Hit:
         edits: Put it right, if the rule can.
         unless: What refutes the hit, if any way through the program shows it: see
             `OrderRule.refutes`.
+        avoidable: Whether another way leads past `where` to the same mistake or to none: the hit
+            counts once a path was followed that takes it.
         used_by: Optimizers whose gradients are spoilt. The hit counts once one of them steps:
             gradients that are cleared before that do no harm. Empty where it counts at once.
     """
 
     __slots__ = (
-        *("edits", "message", "related", "remedy", "severity", "unless", "used_by", "values"),
+        *(
+            "avoidable",
+            "edits",
+            "message",
+            "related",
+            "remedy",
+            "severity",
+            "unless",
+            "used_by",
+            "values",
+        ),
         "where",
     )
 
@@ -65,6 +77,7 @@ class Hit:
         self.remedy = remedy
         self.edits = edits
         self.unless: Hashable = None
+        self.avoidable = False
         self.used_by = tuple(window.optimizer for window in used_by)
         self.values = values
 

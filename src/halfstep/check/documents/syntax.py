@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from halfstep.check.documents.document import Piece, open_document
 from halfstep.check.documents.files import Unreadable
+
+_ONLY_A_TREE = 0x400  # `ast.PyCF_ONLY_AST`; most starts need nothing else of `ast`
 
 
 def syntax_problems(path: str, data: bytes) -> list[str]:
@@ -16,7 +17,7 @@ def syntax_problems(path: str, data: bytes) -> list[str]:
         document = open_document(path, data)
         for piece in document.pieces:
             with as_unreadable(piece):
-                ast.parse(piece.text)
+                compile(piece.text, path, "exec", _ONLY_A_TREE, dont_inherit=True)
     except Unreadable as problem:
         return [str(problem)]
     return document.problems

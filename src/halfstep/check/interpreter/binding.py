@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from halfstep.check.source.inventory import last_name
 from halfstep.check.torch_models.averages import Average
-from halfstep.check.torch_models.optimizers import Optimizer, Schedule
+from halfstep.check.torch_models.optimizers import OWN, Optimizer, Schedule
 from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.values.base import Const, Unknown, Value
 from halfstep.check.values.containers import Mapping, Sequence
-from halfstep.check.values.objects import AVERAGE, Instance, Scope
+from halfstep.check.values.objects import Instance, Scope, is_average_name
 
 if TYPE_CHECKING:
     from halfstep.check.interpreter.machine import Machine
@@ -61,18 +61,21 @@ class Binding:
             state.num_writes += not isinstance(owner, Unknown)
             index = self._machine.evaluate(target.slice, scope)
             owner.assign_item(index, value, target, self._machine)
-        if isinstance(value, Unknown) and AVERAGE.search(last_name(target) or ""):
+        if isinstance(value, Unknown) and is_average_name(last_name(target) or ""):
             state.averages.add(value.root)  # there are as many classes for it as projects
 
     def _name_items(self, value: Value, target: ast.expr) -> None:
         """Names for scalers and optimizers, those in lists and dicts included."""
+        if isinstance(value, (Unknown, Const)):
+            return
         text = ast.unparse(target)
         items: dict[str, Value] = {text: value}
         if isinstance(value, Mapping):
-            items = {f"{text}[{key!r}]": item for key, item in value.items.items()}
+            items = {f"{text}[{_written(key)}]": item for key, item in value.items.items()}
         elif isinstance(value, Sequence):
             items = {f"{text}[{i}]": item for i, item in enumerate(value.items)}
         for name, item in items.items():
+            item = item.attributes.get(OWN, item) if isinstance(item, Instance) else item
             if isinstance(item, (Scaler, Optimizer, Schedule, Average)):
                 self._machine.state.give_name(item.id, name)
 
@@ -96,5 +99,10 @@ class Binding:
         if isinstance(value, Unknown) and value.name != name:
             fresh = value.under(name)
             used = self._machine.used_as(fresh)
-            return used if used is not fresh or AVERAGE.search(name) else value
+            return used if used is not fresh or is_average_name(name) else value
         return value
+
+
+def _written(key: object) -> str:
+    """A key as most programs write it."""
+    return f'"{key}"' if isinstance(key, str) and '"' not in key else repr(key)

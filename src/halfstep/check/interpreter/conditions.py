@@ -83,9 +83,8 @@ class Conditions:
             if self._machine.loops.fills_window(written, sides[counted], sides[limit]):
                 sides[limit] = Const(2)
         value = self._compare_two(node.ops[0], *sides)
-        if value.truth is None and self._machine.loops.is_past(node, *sides):
-            return Const(False)
-        return value
+        at_end = self._machine.loops.at_end(node, *sides)
+        return value if at_end is None else Const(at_end)
 
     def _all(self, parts: list[Value]) -> Value:
         """Whether each of `parts` holds."""

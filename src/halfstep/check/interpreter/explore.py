@@ -19,7 +19,8 @@ from halfstep.rules.events import Event
 
 MAX_PATHS = 48
 MAX_STEPS = 8000
-MAX_TOTAL = 40_000
+MAX_TOTAL = 40_000  # of one entry
+MAX_FILE = 48_000  # after which every entry has MAX_MINOR
 MAX_MINOR = 10_000  # total after which decisions about nothing but values are not turned any more
 MAX_BARREN = 8
 # Kinds of event without which no rule over a training step has anything to say.
@@ -82,22 +83,34 @@ class Path:
             raise PathEnded
 
 
-def paths(run: Callable[[Path], None], limit: int = MAX_PATHS) -> Iterator[tuple[Path, _Shown]]:
+class Budget:
+    """Statements that the paths of a file may run: a class of many methods has many entries."""
+
+    def __init__(self) -> None:
+        self.spent = 0
+
+    def share(self) -> int:
+        """Of the next entry."""
+        return max(min(MAX_TOTAL, MAX_FILE - self.spent), MAX_MINOR)
+
+
+def paths(run: Callable[[Path], None], budget: Budget) -> Iterator[tuple[Path, _Shown]]:
     """Run the program once per path; yields the paths that can be judged, and what each shows.
 
     Exploring ends early where the first paths show no training at all, and where all paths together
     have run for very long: library code is full of branches and has no training step.
     """
-    queue = _Queue()
+    queue, share = _Queue(), budget.share()
     num_steps, trains = 0, False
-    for i in range(limit):
+    for i in range(MAX_PATHS):
         found = queue.next(minor=num_steps <= MAX_MINOR)
-        if found is None or num_steps > MAX_TOTAL or (i >= MAX_BARREN and not trains):
+        if found is None or num_steps > share or (i >= MAX_BARREN and not trains):
             return
         given, before = found
         path = Path(given)
         silent = _is_silent(run, path)
         num_steps += path.num_steps
+        budget.spent += path.num_steps
         trains |= any(event.kind in _TRAINS for event in path.events)
         events = _shown(path.events)
         if events != before:
@@ -134,8 +147,11 @@ def _shown(events: list[Event]) -> _Shown:
     )
 
 
+_OF_ONE_PATH = frozenset(["models", "rounds", "position"])
+
+
 def _facts(event: Event) -> str:
-    return repr([(key, value) for key, value in event.facts.items() if key != "models"])
+    return repr([(key, value) for key, value in event.facts.items() if key not in _OF_ONE_PATH])
 
 
 def _is_silent(run: Callable[[Path], None], path: Path) -> bool:

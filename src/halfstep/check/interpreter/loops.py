@@ -94,6 +94,7 @@ class Loops:
         if length is not None and length <= max(rounds, MAX_ITEMS if _is_listed(over) else 4):
             rounds = length
         loop = Loop(node, rounds, start, length)
+        loop.chosen = self._machine.state.frame.chosen
         if counting:
             self.windows |= windows(node, module) | windows_of_objects(module)
         if not counting or loop.is_read_whole():
@@ -113,24 +114,25 @@ class Loops:
             return False
         return self.is_window(left.left if isinstance(left, ast.BinOp) else left)
 
-    def is_past(self, node: ast.Compare, left: Value, right: Value) -> bool:
-        """Whether ``i < limit`` holds no more, since a loop that counts `i` is in its last round.
+    def at_end(self, node: ast.Compare, left: Value, right: Value) -> bool | None:
+        """What ``i < limit`` gives in the last round that is run of a loop that counts `i`.
 
-        Nobody skips all that a loop goes through.
+        The program has more rounds, and nobody skips all that a loop goes through, or does
+        something in none of its rounds. ``None`` where the comparison is of another kind.
         """
-        written = node.left
-        if isinstance(node.ops[0], (ast.Gt, ast.GtE)):
-            written, left, right = node.comparators[0], right, left
-        elif not isinstance(node.ops[0], (ast.Lt, ast.LtE)):
-            return False
+        written, swapped = node.left, isinstance(node.ops[0], (ast.Gt, ast.GtE))
+        if not isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
+            return None
+        if not is_whole(left):  # limit > i
+            written, left, right, swapped = node.comparators[0], right, left, not swapped
         loop = self._innermost()
-        if loop is None or not is_whole(left) or not isinstance(right, (Unknown, External)):
-            return False
+        if loop is None or not is_whole(left) or not _is_limit(right, loop):
+            return None
         if loop.index + 1 < loop.rounds + bool(loop.rest):
-            return False
+            return None
         if isinstance(left, Counter):
-            return left.loop is loop
-        return ast.unparse(written) in counted_names(loop.node)
+            return swapped if left.loop is loop else None
+        return swapped if ast.unparse(written) in counted_names(loop.node) else None
 
     def is_window(self, node: ast.expr) -> bool:
         """Whether `node` is a variable that counts the micro-batches of a window, or a list."""
@@ -177,9 +179,20 @@ class Loops:
         """Of the loops that are running, outermost first."""
         return tuple(loop.node.lineno for loop in self._machine.state.frame.loops)
 
+    def indices(self) -> tuple[int, ...]:
+        """Their rounds, in the same order."""
+        return tuple(loop.index for loop in self._machine.state.frame.loops)
+
     def _innermost(self) -> Loop | None:
         loops = self._machine.state.frame.loops
         return loops[-1] if loops else None
+
+
+def _is_limit(value: Value, loop: Loop) -> bool:
+    """Whether the rounds that are run may not reach it, and those of the program may."""
+    if isinstance(value, Const):
+        return loop.length is None and type(value.value) is int and value.value >= loop.rounds
+    return isinstance(value, (Unknown, External))
 
 
 def _is_listed(over: Value | None) -> bool:

@@ -190,7 +190,7 @@ class Machine:
         if kind in (e.BACKWARD, e.ZERO_GRAD, e.STEP) and state.frame.chosen:
             facts = {**facts, "chosen": state.frame.chosen}
         if kind in (e.STEP, *_MOVED):
-            facts = {**facts, "loops": self.loops.lines()}
+            facts = {**facts, "loops": self.loops.lines(), "rounds": self.loops.indices()}
         if kind in (e.ZERO_GRAD, *_MOVED) and (state.frame.guarded or state.after_skip_test):
             facts = {**facts, "guarded": True}
         if kind == e.ZERO_GRAD:

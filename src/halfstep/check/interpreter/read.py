@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from halfstep.check.interpreter.certainty import Answers
 from halfstep.check.interpreter.ends import LEAVES, PathEnded
-from halfstep.check.interpreter.explore import MATTERS, Path, paths
+from halfstep.check.interpreter.explore import MATTERS, Budget, Path, paths
 from halfstep.check.interpreter.machine import Machine
 from halfstep.check.source.inventory import last_name
 from halfstep.check.source.module import STRONG, Module
@@ -50,17 +50,18 @@ def read(module: Module, project: Project) -> Iterator[list[Reading]]:
     """
     project.mark_imports(module)
     covered: set[int] = set()
-    yield _explore(module, project, covered, None)
+    budget = Budget()
+    yield _explore(module, project, covered, None, budget)
     for node, owner in _definitions(module):
         if (
             id(node) not in covered
             and module.is_root(node)
             and not _only_calls(node, module, covered)
         ):
-            yield _explore(module, project, covered, (node, owner))
+            yield _explore(module, project, covered, (node, owner), budget)
     for node, owner in _inherited(module, project):
         if id(node) not in covered:
-            yield _explore(module, project, covered, (node, owner))
+            yield _explore(module, project, covered, (node, owner), budget)
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -84,7 +85,7 @@ _Root = tuple[_Function, ast.ClassDef | None]
 
 
 def _explore(
-    module: Module, project: Project, covered: set[int], root: _Root | None
+    module: Module, project: Project, covered: set[int], root: _Root | None, budget: Budget
 ) -> list[Reading]:
     machines: list[Machine] = []
     entered: set[int] = set()
@@ -96,7 +97,7 @@ def _explore(
         _run(machine, module, root)
 
     readings: dict[Hashable, Reading] = {}
-    for path, shown in paths(run):
+    for path, shown in paths(run, budget):
         matters |= any(event.kind in MATTERS for event in path.events)
         if shown not in readings:
             readings[shown] = Reading(resolve(path.events, machines[0]), [], path.is_cut)

@@ -112,7 +112,8 @@ class Statements:
         given = functions and any(
             isinstance(n, ast.arg) and n.arg == node.id for n in ast.walk(functions[-1].args)
         )
-        return not given or self._machine.saves_scaler()
+        kept = self._machine.saves_scaler() or self._machine.state.module.keeps_scaler()
+        return not given or kept
 
     def _match(self, node: ast.Match, scope: Scope) -> None:
         subject = self._machine.evaluate(node.subject, scope)

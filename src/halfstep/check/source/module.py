@@ -14,9 +14,6 @@ from halfstep.rules.events import Place
 from halfstep.rules.syntax import children
 
 _Found = TypeVar("_Found")
-# A file without any of these words has nothing to say to any rule over events.
-GATE = re.compile(r"autocast|GradScaler|\bhalfstep\b|unscale_|grad_scaler|scaler|amp\.scale")
-
 _INTERESTING_WORDS = """
     GradScaler autocast scale unscale_ step update backward zero_grad clip_grad_norm_
     clip_grad_value_ clip_grad_norm get_scale update_parameters AveragedModel no_sync
@@ -39,12 +36,14 @@ OPTIMIZERS = frozenset(_OPTIMIZER_WORDS.split())
 # Of these only what is done to gradients counts, and only what a scaler or an average does.
 _IN_PLACE = frozenset(["clamp_", "mul_", "div_", "masked_fill_", "nan_to_num", "nan_to_num_"])
 _GRADIENT = re.compile(r"\bgrads?\b|\bgradients?\b|_grads\b")
-_BLENDS = frozenset(["lerp_", "add_", "copy_", "_foreach_lerp_", "_foreach_mul_"])
+_BLENDS = frozenset(["lerp_", "add_", "sub_", "copy_", "_foreach_lerp_", "_foreach_mul_"])
 _AVERAGE = re.compile(
     r"ema\b|ema_|EMA|average|Average|teacher|shadow|momentum_update|moving|target"
 )
 _UPDATED = re.compile(r"scaler|ema|amp|avg|averag|swa", re.IGNORECASE)
 _OF_MODELS = frozenset(["parameters", "named_parameters", "train", "zero_grad"])
+
+_ENTRY = re.compile(r"[\"']\w*scaler\w*[\"']\s*:\s*[\w.]*scaler\w*\s*[,}\n]")
 
 
 class Module:
@@ -145,6 +144,10 @@ class Module:
     def calls_anywhere(self, part: str, method: str) -> bool:
         """Whether the file calls `method` on a name that contains `part`."""
         return any(part in n.lower() and method in calls for n, calls in self._uses().items())
+
+    def keeps_scaler(self) -> bool:
+        """Whether a dict of the file has a scaler in it, and the states of what is in it."""
+        return self.calls_anywhere("", "state_dict") and bool(_ENTRY.search(self.text))
 
     def _uses(self) -> dict[str, set[str]]:
         """Last part of a name to the methods that are called on it."""
@@ -327,6 +330,11 @@ class Module:
         """Its imports of single names, at the top of the file."""
         statements = {id(s): s for found in self.index().values() for s in found}
         return [s for s in statements.values() if isinstance(s, ast.ImportFrom)]
+
+    def imported_whole(self) -> list[str]:
+        """Files that it imports as a whole, ``import paths``, by their names."""
+        whole = (s for s in self.inventory().imports if isinstance(s, ast.Import))
+        return [alias.name for s in whole for alias in s.names if "." not in alias.name]
 
     def index(self) -> dict[str, list[ast.stmt]]:
         """Names that the file binds at its top, each with the statements that do it."""

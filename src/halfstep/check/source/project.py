@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 
-from halfstep.check.source.leads import Leads
-from halfstep.check.source.module import GATE, Module
+from halfstep.check.source.inventory import last_name
+from halfstep.check.source.leads import GATE, Leads
+from halfstep.check.source.module import Module
 
+_PUTS = frozenset(["join", "insert", "append"])
 _SMALL = 30_000  # characters of a file that may only pass on what others do
 # What a large file without a scaler may do for one that has it.
 _HELPS = re.compile(
@@ -24,6 +27,7 @@ class Project:
         self._found: dict[tuple[str, str, int], Module | None] = {}
         self._acting: dict[tuple[str, str], bool] = {}
         self._marked: set[str] = set()
+        self._paths: dict[str, list[str]] = {}
         self._leads = Leads(re.compile(GATE.pattern.encode()))
 
     def leads(self, path: str, text: str) -> bool:
@@ -91,7 +95,7 @@ class Project:
         relative = dotted.replace(".", os.sep)
         for _ in range(max(level - 1, 0)):
             folder = os.path.dirname(folder)
-        folders = [folder] if level else [folder, *_parents(folder)]
+        folders = [folder] if level else [folder, *_parents(folder), *self._put_on_path(importer)]
         for place in folders:
             for ending in (".py", os.sep + "__init__.py"):
                 module = self._read(os.path.join(place, relative + ending), importer)
@@ -99,12 +103,40 @@ class Project:
                     return module
         return None
 
+    def _put_on_path(self, importer: Module) -> list[str]:
+        """Folders that a script, or a file beside it that it imports whole, makes importable."""
+        if importer.path not in self._paths:
+            folder = os.path.dirname(os.path.abspath(importer.path))
+            texts = [(importer.path, importer.text)]
+            for name in importer.imported_whole():
+                beside = self._read(os.path.join(folder, f"{name}.py"), importer)
+                if beside is not None:
+                    texts.append((beside.path, beside.text))
+            found_in = [folders_on_path(path, text) for path, text in texts if "sys.path" in text]
+            self._paths[importer.path] = [place for places in found_in for place in places]
+        return self._paths[importer.path]
+
     def _read(self, path: str, importer: Module) -> Module | None:
         if path not in self._files:
             self._files[path] = None
             if os.path.isfile(path):
                 self._files[path] = _parsed(path, importer)
         return self._files[path]
+
+
+def folders_on_path(path: str, text: str) -> list[str]:
+    """Folders that a file joins from its own place and texts, as ``sys.path.insert`` takes them."""
+    home, found = os.path.dirname(os.path.abspath(path)), []
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    for call in calls:
+        if last_name(call.func) not in _PUTS:
+            continue
+        parts = [node.value for node in call.args if isinstance(node, ast.Constant)]
+        names = [part for part in parts if isinstance(part, str)]
+        place = os.path.normpath(os.path.join(home, *names))
+        if names and os.path.isdir(place):
+            found.append(place)
+    return found
 
 
 def _parents(folder: str) -> list[str]:

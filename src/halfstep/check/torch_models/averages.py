@@ -5,7 +5,7 @@ from __future__ import annotations
 from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import NOBODY, Models, Unknown, Value
 from halfstep.check.values.call import Call
-from halfstep.check.values.objects import AVERAGE, Instance, Method
+from halfstep.check.values.objects import Instance, Method, is_average_name
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
 
@@ -52,7 +52,7 @@ def _new_average(call: Call, run: Run) -> Value:
 
 def _is_average(name: str) -> bool:
     last = name.rpartition(".")[2]
-    return last[:1].isupper() and bool(AVERAGE.search(last))
+    return last[:1].isupper() and is_average_name(last)
 
 
 @functions.where(_is_average)

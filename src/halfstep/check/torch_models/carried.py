@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfstep.check.torch_models.gradients import Grad
+from halfstep.check.torch_models.gradients import CLAMPS, Grad, only_signs
 from halfstep.check.torch_models.scales import Scaled, ScaleRead, backward
 from halfstep.check.torch_models.table import attributes, operators, watches
 from halfstep.check.values.base import NOBODY, Const, External, Models, Unknown, Value
@@ -64,12 +64,52 @@ class Carried(Value):
         return True
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:
-        call.evaluate_all()
+        values = call.all()
         if name in _SAME:
             return self
+        if name in CLAMPS and not only_signs(values):
+            return Limited(self.scaler, self.place)
         if self.place is None or name in _WITHOUT_SCALE:
             return run.unknown()
         return Penalty(run.state.module.place(call.node), NOBODY, run)
+
+
+class Limited(Carried):
+    """The same after a limit was put on it, which is then a limit on gradients times the scale."""
+
+    __slots__ = ()
+
+    def as_gradient_of(self, models: Models, target: ast.AST, run: Run) -> bool:
+        super().as_gradient_of(models, target, run)
+        run.emit(e.EDIT, target, facts={"how": "limit", "models": models})
+        return True
+
+
+class Taken(Unknown):
+    """Gradients that ``torch.autograd.grad`` took of a loss without a scale.
+
+    Attributes:
+        place: Where.
+    """
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: Place, models: Models, run: Run) -> None:
+        super().__init__(("new", run.fresh()), "", models)
+        self.place = place
+
+    def item(self, index: Value, node: ast.Subscript, run: Run) -> Value:
+        return self
+
+    def unpacked(self, index: int, run: Run) -> Value:
+        return self
+
+    def iterate(self, rounds: int, run: Run) -> Iterator[Value]:
+        return iter([self] * rounds)
+
+    def as_gradient_of(self, models: Models, target: ast.AST, run: Run) -> bool:
+        run.emit(e.BACKWARD, self.place, facts={"models": models})
+        return True
 
 
 class Penalty(Unknown):
@@ -158,6 +198,10 @@ def _combined(op: ast.operator, left: Value, right: Value, run: Run) -> Value | 
     return product([left]) if by_number else None  # by its own norm, it carries none
 
 
+def _has_scale(value: Value) -> bool:
+    return isinstance(value, (Scaled, Carried, Penalty))
+
+
 @watches
 def _of_torch(function: External, call: Call, run: Run) -> Value | None:
     name = function.name
@@ -168,10 +212,11 @@ def _of_torch(function: External, call: Call, run: Run) -> Value | None:
     if name.endswith("autograd.grad"):
         scaled = [p for v in call.all() for p in v.training_objects() if isinstance(p, Scaled)]
         if not scaled:
-            return None
+            models = NOBODY.union(*(v.models for v in call.all()))
+            return Taken(run.state.module.place(call.node), models, run)
         run.emit(e.OPAQUE, call.node, scaler=scaled[0].scaler)
         return Carried(scaled[0].scaler, run.state.module.place(call.node))
-    if function.last in _WITHOUT_SCALE:
+    if function.last in _WITHOUT_SCALE or not any(map(_has_scale, flat(call.all()))):
         return None
     made = product(call.all()) if function.last in _SAME else None
     return made or _penalty(call.all(), run)

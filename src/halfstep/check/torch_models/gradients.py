@@ -23,7 +23,7 @@ from halfstep.check.torch_models.norms import (
 )
 from halfstep.check.torch_models.scales import ScaleRead
 from halfstep.check.torch_models.table import functions, operators, watches
-from halfstep.check.values.base import NOBODY, Const, External, Models, Value
+from halfstep.check.values.base import NOBODY, Const, External, Models, Unknown, Value
 from halfstep.check.values.call import Call, Given
 from halfstep.check.values.containers import flat
 from halfstep.check.values.regions import Part, roots, some
@@ -37,7 +37,7 @@ _HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook"])
 IN_PLACE = frozenset(
     ["copy_", "add_", "sub_", "mul_", "div_", "lerp_", "fill_", "zero_", "normal_", "uniform_"]
 )
-_CLAMPS = frozenset(["clamp", "clip", "clamp_", "clip_"])
+CLAMPS = frozenset(["clamp", "clip", "clamp_", "clip_"])
 
 
 class Params(Value):
@@ -79,7 +79,8 @@ class Params(Value):
         elif name in IN_PLACE:
             _changed_in_place(self, name, values, call, run)
             return self
-        return run.unknown(models=self.of).made_by(f".{name}()", [self, *values])
+        models = self.of.union(*(v.models for v in values))
+        return run.unknown(models=models).made_by(f".{name}()", [self, *values])
 
     def assign(self, name: str, value: Value, target: ast.Attribute, run: Run) -> None:
         if name == "requires_grad":
@@ -217,7 +218,7 @@ class Grad(Value):
 
     def passed_to(self, name: str, call: Call, values: list[Value], run: Run) -> Value | None:
         """What a method or a function makes of the gradients; `values` are its other arguments."""
-        if name in _CLAMPS and not _only_signs(values):
+        if name in CLAMPS and not only_signs(values):
             if name.endswith("_"):
                 _record_clip(call.node, self.of, values, run)
                 return self
@@ -260,15 +261,37 @@ class Clipped(Grad):
 def _of_gradients(function: External, call: Call, run: Run) -> Value | None:
     """``torch.norm(grad)``, ``torch._foreach_mul_(grads, factor)``."""
     name = function.last
-    if name not in MEASURES | SAME | _CLAMPS and not name.startswith("_foreach_"):
+    if name == "where":
+        return _chosen(call)
+    if name not in MEASURES | SAME | CLAMPS and not name.startswith("_foreach_"):
         return None
     values = list(flat(call.all()))
     first = values[0] if values else None
+    if isinstance(first, Grad) and name == "_foreach_copy_":
+        return _copied(first, values[1:], call, run)
     if isinstance(first, Params):
         _changed_in_place(first, name.removeprefix("_foreach_"), values[1:], call, run)
     if isinstance(first, Grad):
         return first.passed_to(name.removeprefix("_foreach_"), call, values[1:], run)
     return of_measure(name, values, run)
+
+
+def _chosen(call: Call) -> Value | None:
+    """``torch.where(gradient > limit, limit, gradient)``: clipped, or cleaned of NaN."""
+    grads = [value for value in call.given()[1:] if isinstance(value, Grad)]
+    if not grads:
+        return None
+    if _calls(call.node.args[0], _ASKS_FINITE):
+        return Cleaned(grads[0].of)
+    return Clipped(grads[0].of, [])
+
+
+def _copied(gradients: Grad, values: list[Value], call: Call, run: Run) -> Value:
+    """``torch._foreach_copy_(gradients, others)``: others that were taken by hand count."""
+    taken = next((v for v in values if v.as_gradient_of(gradients.of, call.node, run)), None)
+    if taken is None:
+        _record_edit(call.node, "set", gradients.of, run)
+    return gradients
 
 
 @functions("*.nan_to_num")
@@ -322,7 +345,7 @@ def _inverts(op: ast.operator, right: Value) -> bool:
     return isinstance(power, (int, float)) and power < 0
 
 
-def _only_signs(values: list[Value]) -> bool:
+def only_signs(values: list[Value]) -> bool:
     """Whether a limit is 0, which is the same at any scale."""
     return bool(values) and all(isinstance(v, Const) and not v.value for v in values)
 
@@ -338,7 +361,9 @@ def _record_clip(node: ast.AST, models: Models, limits: list[Value], run: Run) -
 
 
 def _record_edit(node: ast.AST, how: str, models: Models | None, run: Run) -> None:
-    partly = run.state.frame.chosen > 0 or any(isinstance(of, Part) for of in models or ())
+    frame = run.state.frame
+    chosen = frame.chosen > (frame.loops[-1].chosen if frame.loops else 0)
+    partly = chosen or any(isinstance(of, Part) for of in models or ())
     if how == "zero" and not partly:  # under a condition, it may be one layer's alone
         run.emit(e.ZERO_GRAD, node, facts={"models": models})
         return
@@ -372,6 +397,8 @@ def _how_assigned(target: ast.expr, value: Value) -> str:
     """How ``p.grad = value`` and ``p.grad[mask] = value`` edit."""
     if isinstance(value, Cleaned):
         return "nan"
+    if isinstance(value, Unknown) and value.is_made_by("torch.zeros_like", "torch.zeros"):
+        return "zero"
     if isinstance(target, ast.Subscript) and _calls(target.slice, _ASKS_FINITE):
         return "nan"
     return "zero" if isinstance(value, Const) and value.value is None else "set"

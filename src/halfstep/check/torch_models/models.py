@@ -18,10 +18,10 @@ from halfstep.check.torch_models.scalers import Scaler
 from halfstep.check.torch_models.scales import backward
 from halfstep.check.torch_models.states import State
 from halfstep.check.torch_models.table import functions, methods, watches
-from halfstep.check.values.base import NOBODY, External, Models, Unknown, Value
+from halfstep.check.values.base import NOBODY, Const, External, Models, Unknown, Value
 from halfstep.check.values.call import Call, has_training_objects, makes_new
-from halfstep.check.values.containers import Sequence
-from halfstep.check.values.objects import AVERAGE, Instance
+from halfstep.check.values.containers import Repeated, Sequence
+from halfstep.check.values.objects import Instance, is_average_name
 from halfstep.check.values.regions import ANYTHING, roots, some
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
@@ -115,6 +115,16 @@ def _some_parameters(owner: Unknown, call: Call, run: Run) -> Value:
     return Params(some([owner.region], ast.unparse(call.node).partition(".")[2]))
 
 
+@methods("*.get")
+def _entry(owner: Unknown, call: Call, run: Run) -> Value | None:
+    """``settings.get("amp", False)`` asks what ``settings["amp"]`` asks."""
+    key = call.first()
+    if isinstance(key, Const) and (known := run.state.entries.get((owner.key, str(key.value)))):
+        return known
+    found = _other("get", owner, call, run)
+    return found.made_by("[]", [owner, key]) if type(found) is Unknown else found
+
+
 @methods("*.backward")
 def _backward(owner: Unknown, call: Call, run: Run) -> Value:
     if (result := backward_from(call, owner, run)) is not None:
@@ -186,7 +196,18 @@ def _chain(call: Call, run: Run) -> Value:
 @functions("*.Parameter")
 def _parameter(call: Call, run: Run) -> Value:
     call.evaluate_all()
-    return Params(frozenset([("parameter", run.fresh())]))
+    of: Models = frozenset([("parameter", run.fresh())])
+    needs = call.named().get("requires_grad")
+    if needs is not None and needs.truth is False:
+        run.state.set_frozen(of, True)
+    return Params(of)
+
+
+@functions("*.ParameterList")
+def _parameters_of_a_list(call: Call, run: Run) -> Value:
+    inside = call.first()
+    each = inside.each if isinstance(inside, Repeated) else inside
+    return each if isinstance(each, Params) else run.unknown()
 
 
 def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
@@ -195,7 +216,7 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
         return no_sync(run)
     show_method(owner, name, call, run)
     given = [v for v in call.all() if v.holds_weights(run)]
-    if name in UPDATES and AVERAGE.search(owner.name) and (given or not call.count()):
+    if name in UPDATES and is_average_name(owner.name) and (given or not call.count()):
         return update_by_name(owner, call, run)
     if name == "requires_grad_":
         frozen = any(v.truth is False for v in call.all())
@@ -214,9 +235,10 @@ def _other(name: str, owner: Unknown, call: Call, run: Run) -> Value | None:
     if name == "load_state_dict" or (name in IN_PLACE and owner.path):
         changed(owner, call, run)
     models = NOBODY.union(owner.models, *(v.models for v in values)) | inside(given)
-    if not no_grad and not owner.models and owner.name not in ("torch", "np"):
+    is_model = runs and has_parameters(owner, run)  # whatever it was made of
+    if not no_grad and (is_model or not owner.models) and owner.name not in ("torch", "np"):
         models |= {owner.root}
-    result = run.unknown(name, NOBODY if no_grad else models)
+    result = run.unknown("" if name == "__call__" else name, NOBODY if no_grad else models)
     return result if makes_new(name) else result.made_by(f".{name}()", [owner, *values])
 
 

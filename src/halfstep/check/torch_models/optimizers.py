@@ -14,6 +14,7 @@ from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import NOBODY, Const, Models, Unknown, Value
 from halfstep.check.values.call import Call
 from halfstep.check.values.containers import Mapping, Sequence
+from halfstep.check.values.numbers import Counter
 from halfstep.check.values.objects import Instance, Method, is_schedule_name
 from halfstep.check.values.run import Run
 from halfstep.rules import events as e
@@ -125,9 +126,11 @@ class Schedule(Value):
         return Method(self, name) if name == "step" else super().attribute(name, run)
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:
-        call.evaluate_all()
+        values = call.all()
         if name == "step":
             facts: dict[str, Any] = {"epoch": True} if call.count() else {}
+            if len(values) == 1:
+                facts["position"] = _position(values[0], run)
             if self.optimizer is None:
                 facts["models"] = None
                 run.emit(e.SCHEDULE, call.node, model=self.id, facts=facts)
@@ -135,6 +138,13 @@ class Schedule(Value):
                 who = (self.optimizer.id,)
                 run.emit(e.SCHEDULE, call.node, model=self.id, optimizers=who, facts=facts)
         return run.unknown()
+
+
+def _position(value: Value, run: Run) -> Hashable:
+    """What a schedule is told; the number of an outer loop is one for all rounds of the inner."""
+    loops = run.state.frame.loops
+    is_outer = isinstance(value, Counter) and value.loop in loops[:-1]
+    return "outer" if is_outer else value.question
 
 
 @functions.where(is_schedule_name)

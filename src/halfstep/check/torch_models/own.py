@@ -1,4 +1,4 @@
-"""Classes of the project that are optimizers or schedules of torch, by what they inherit.
+"""Classes of the project that are optimizers, schedules or scalers of torch, by what they inherit.
 
 Their own methods are followed; what they have from torch is torch's.
 """
@@ -6,6 +6,7 @@ Their own methods are followed; what they have from torch is torch's.
 from __future__ import annotations
 
 from halfstep.check.torch_models.optimizers import OWN, Optimizer, Schedule, as_optimizer
+from halfstep.check.torch_models.table import functions
 from halfstep.check.values.base import Value
 from halfstep.check.values.call import Call, Given
 from halfstep.check.values.objects import Instance
@@ -29,10 +30,14 @@ def made(owner: Instance, call: Call, run: Run) -> None:
         run.emit(e.SCHEDULE_MADE, call.node, model=schedule)
         first_owner = next((o for o in owners if o is not None), None)
         owner.attributes[OWN] = Schedule(schedule, first_owner)
+    elif owner.cls.is_scaler():
+        make = functions.find("torch.amp.GradScaler")
+        assert make is not None
+        owner.attributes[OWN] = make(call, run) or run.unknown()
 
 
 def part_of(owner: Instance, run: Run) -> Value | None:
-    """The optimizer or schedule of torch that an object of the project is."""
+    """The optimizer, schedule or scaler of torch that an object of the project is."""
     known = owner.attributes.get(OWN)
     if known is None and owner.cls.is_optimizer():  # a method is read alone
         return _keep(owner, Optimizer(f"{owner.cls.node.name}#{run.fresh()}", None), run)
@@ -64,7 +69,7 @@ def of_base(owner: Instance, name: str, call: Call, run: Run) -> Value:
 
 def moved(owner: Instance, name: str, call: Call, run: Run) -> None:
     """A schedule with a ``step`` of its own moves; its code is followed as well."""
-    if name == "step" and owner.cls.is_schedule() and owner.has(name):
+    if name.startswith("step") and owner.cls.is_schedule() and owner.has(name):
         part = part_of(owner, run)
         if part is not None:
-            part.method(name, call, run)
+            part.method("step", call, run)

@@ -50,6 +50,8 @@ class Scaler(Value):
             return found(self.id, run)
         if name == "_scale":
             return ScaleRead(self.id)
+        if name == "_enabled":
+            return Const(self.enabled)
         return Method(self, name) if name in _METHODS else super().attribute(name, run)
 
     def method(self, name: str, call: Call, run: Run) -> Value | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 from halfstep.check.torch_models.gradients import Params
 from halfstep.check.torch_models.scales import ScaleRead
@@ -64,8 +65,21 @@ def _save(function: External, call: Call, run: Run) -> None:
         kinds.add("anything")  # another path or file does it
     optimizers = tuple(s.owner for s in states if s.kind == "optimizer" and s.owner)
     entries = [s.entry for s in states if s.kind == "optimizer" and s.entry]
-    facts = {"holds": sorted(kinds), "entry": entries[0] if entries else None}
+    entry = entries[0] if entries else None
+    facts: dict[str, Any] = {"holds": sorted(kinds), "entry": entry}
+    if entry is not None and not _is_near(entry, run):
+        facts["apart"] = True
     run.emit(e.SAVE, call.node, optimizers=optimizers, facts=facts)
+
+
+def _is_near(entry: Place, run: Run) -> bool:
+    """Whether an entry stands in the function that is running, or in the script itself."""
+    functions = run.state.frame.functions
+    if run.state.module.path != entry.path:
+        return False
+    if not functions:
+        return True
+    return functions[-1].lineno <= entry.line <= (functions[-1].end_lineno or 0)
 
 
 def _held(value: Value, name: str = "") -> Iterator[State]:

@@ -7,6 +7,7 @@ frameworks export torch's under names of their own, and scripts import them with
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -28,6 +29,7 @@ class Table(Generic[_Answer]):
     def __init__(self) -> None:
         self._answers: dict[str, _Answer] = {}
         self._where: list[tuple[Callable[[str], bool], _Answer]] = []
+        self._found: dict[str, _Answer | None] = {}
 
     def __call__(self, *names: str) -> Callable[[_Answer], _Answer]:
         """Decorate what answers for `names`."""
@@ -50,12 +52,13 @@ class Table(Generic[_Answer]):
         return add
 
     def find(self, name: str) -> _Answer | None:
-        """What answers for a name."""
-        last = name.rpartition(".")[2]
-        answer = self._answers.get(name) or self._answers.get(f"*.{last}")
-        if answer is not None:
-            return answer
-        return next((answer for test, answer in self._where if test(name)), None)
+        """What answers for a name; a name is looked for once."""
+        if name not in self._found:
+            last = name.rpartition(".")[2]
+            answer = self._answers.get(name) or self._answers.get(f"*.{last}")
+            tested = (answer for test, answer in self._where if test(name))
+            self._found[name] = answer if answer is not None else next(tested, None)
+        return self._found[name]
 
 
 functions: Table[OfFunction] = Table()
@@ -74,8 +77,11 @@ def watches(watch: Watch) -> Watch:
 
 def by_arguments(function: External, call: Call, run: Run) -> Value | None:
     """What the arguments make of a call, as gradients do of the functions that measure them."""
-    answers = (watch(function, call, run) for watch in _watchers)
-    return next((answer for answer in answers if answer is not None), None)
+    for watch in _watchers:
+        answer = watch(function, call, run)
+        if answer is not None:
+            return answer
+    return None
 
 
 Operate = Callable[[ast.operator, Value, Value, Run], Value | None]
@@ -90,12 +96,16 @@ def operators(operate: Operate) -> Operate:
 
 def by_operands(op: ast.operator, left: Value, right: Value, run: Run) -> Value | None:
     """What the operands make of an operator, as a scale does of what it multiplies."""
-    answers = (operate(op, left, right, run) for operate in _operators)
-    return next((answer for answer in answers if answer is not None), None)
+    for operate in _operators:
+        answer = operate(op, left, right, run)
+        if answer is not None:
+            return answer
+    return None
 
 
+@functools.cache
 def load() -> None:
-    """Import all files of the folder, which fills the tables."""
+    """Import all files of the folder, which fills the tables; once, every path asks for it."""
     from halfstep.check import torch_models
 
     for found in pkgutil.iter_modules(torch_models.__path__):

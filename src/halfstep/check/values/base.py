@@ -229,6 +229,10 @@ class Unknown(Value):
             self._origin, self.depth = (name, values), depth
         return self
 
+    def is_made_by(self, *names: str) -> bool:
+        """Whether a function of one of these names made it."""
+        return self._origin is not None and self._origin[0] in names
+
     def under(self, name: str) -> Unknown:
         """The same value under a name."""
         same = Unknown(self._key, name, self.models, self.root, self.path)
@@ -298,10 +302,18 @@ class Unknown(Value):
     def item(self, index: Value, node: ast.Subscript, run: Run) -> Value:
         at = index.value if isinstance(index, Const) else None
         name = at if isinstance(at, str) else ""
+        known = run.state.entries.get((self.key, name)) if name else None
+        if known is not None:
+            return known
         key = ("at", self.key, repr(at)) if at is not None else ("new", run.fresh())
         path = deeper(self.path, AT if at is not None else SOME, ast.unparse(node.slice))
         found = Unknown(key, name, self.models, self.root, path)
         return run.used_as(found.made_by("[]", [self, index]))
+
+    def assign_item(self, index: Value, value: Value, target: ast.Subscript, run: Run) -> None:
+        if isinstance(index, Const) and isinstance(index.value, str):
+            run.state.entries[self.key, index.value] = value
+            run.state.num_writes += 1
 
     def unpacked(self, index: int, run: Run) -> Value:
         found = Unknown(("at", self.key, repr(index)), "", self.models)

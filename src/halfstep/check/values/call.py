@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,7 @@ _NEW = re.compile(
 )
 
 
+@functools.cache
 def makes_new(name: str) -> bool:
     """Whether two calls of a function or method with equal arguments may give different things."""
     return bool(_NEW.search(name))

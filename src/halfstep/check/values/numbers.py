@@ -26,11 +26,13 @@ class Loop:
         length: Rounds of the program, where they are known.
         rounds: Rounds that are run, if no part of a window is left over.
         rest: Whether one is left over; ``None`` as long as nobody has asked.
+        chosen: Depth of branches, chosen without knowing, that the loop itself stands in.
     """
 
     def __init__(self, node: LoopNode, rounds: int, start: int, length: int | None) -> None:
         self.node = node
         self.index = 0
+        self.chosen = 0
         self.start = start
         self.length = length
         self.rounds = rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,17 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ENUMS = frozenset(["Enum", "StrEnum", "IntEnum", "Flag"])
+_OF_SCALERS = ("scale", "step", "unscale_", "update")
+_SCALERS = frozenset(["GradScaler", "ShardedGradScaler"])
 _MODULES = frozenset(["Module", "Sequential", "ModuleList"])
 # A moving average, by its name alone: there are as many classes for it as projects.
-AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])|[Mm]oving_?[Aa]verage")
+_AVERAGE = re.compile(r"(^|_)ema(_|$)|EMA|Ema(?![a-z])|[Mm]oving_?[Aa]verage")
+
+
+@functools.cache
+def is_average_name(name: str) -> bool:
+    """Whether a name says that it is a moving average of a model."""
+    return bool(_AVERAGE.search(name))
 
 
 def is_schedule_name(name: str) -> bool:
@@ -218,9 +227,28 @@ class Class(Value):
             for base in cls.bases
         )
 
+    def is_scaler(self) -> bool:
+        """Whether it is a gradient scaler of torch, where it has its own methods as well."""
+        if not self._has_base(_SCALERS):
+            return False
+        methods = (cls.method_node(name) for cls in self.ancestry() for name in _OF_SCALERS)
+        return all(_calls_same_of_base(method) for method in methods if method is not None)
+
     def is_average(self) -> bool:
         """Whether its name says that it is a moving average of a model."""
-        return bool(AVERAGE.search(self.node.name))
+        return is_average_name(self.node.name)
+
+
+def _calls_same_of_base(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a method hands on to that of its base: ``super().step(...)`` in ``step``."""
+    calls = (n.func for n in ast.walk(node) if isinstance(n, ast.Call))
+    return any(
+        isinstance(function, ast.Attribute)
+        and function.attr == node.name
+        and isinstance(function.value, ast.Call)
+        and last_name(function.value.func) == "super"
+        for function in calls
+    )
 
 
 class EnumMember(Const):

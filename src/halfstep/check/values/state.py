@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +53,28 @@ class Frame(NamedTuple):
     uncertain_since: int = 0
 
 
+class Entered:
+    """A block of a path with a frame of its own; a class, as a path enters thousands.
+
+    Args:
+        state: Of the path.
+        frame: In the block.
+    """
+
+    __slots__ = ("_before", "_frame", "_state")
+
+    def __init__(self, state: PathState, frame: Frame) -> None:
+        self._state = state
+        self._frame = frame
+
+    def __enter__(self) -> None:
+        self._before = self._state.frame
+        self._state.frame = self._frame
+
+    def __exit__(self, *raised: object) -> None:
+        self._state.frame = self._before
+
+
 @dataclass
 class PathState:
     """The state of one path.
@@ -86,6 +107,7 @@ class PathState:
         gradients: Module to whether its parameters have gradients now.
         gradients_elsewhere: The same for all other modules, ``None`` if nobody knows.
         attributes: What was assigned to attributes of objects that are not known.
+        entries: What was put into such objects, under a text.
     """
 
     frame: Frame = field(default_factory=Frame)
@@ -108,6 +130,7 @@ class PathState:
     averages: set[Hashable] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     attributes: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
+    entries: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
     gradients: dict[Hashable, bool] = field(default_factory=dict)
     gradients_elsewhere: bool | None = None
     hooks: list[Callable[[Run], None]] = field(default_factory=list)
@@ -123,22 +146,16 @@ class PathState:
         assert self.frame.module is not None
         return self.frame.module
 
-    @contextmanager
-    def entered(self, **changes: Any) -> Iterator[None]:
+    def entered(self, **changes: Any) -> Entered:
         """With another `frame`, until the block ends in whatever way."""
-        before = self.frame
-        self.frame = before._replace(**changes)
-        try:
-            yield
-        finally:
-            self.frame = before
+        return Entered(self, self.frame._replace(**changes))
 
-    def entered_branch(self, tested: bool = False, chosen: bool = False) -> Any:
+    def entered_branch(self, tested: bool = False, chosen: bool = False) -> Entered:
         """In a branch under a test for a skip, or one that the path chose without knowing."""
         frame = self.frame
         return self.entered(guarded=frame.guarded or tested, chosen=frame.chosen + chosen)
 
-    def entered_uncertain(self) -> Any:
+    def entered_uncertain(self) -> Entered:
         """In a branch that may not run: what is set in it is not known for certain."""
         frame = self.frame
         since = frame.uncertain_since if frame.uncertain else Value().number

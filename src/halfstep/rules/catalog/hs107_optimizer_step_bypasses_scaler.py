@@ -101,4 +101,6 @@ for x, y in batches:
         elif again:
             text = "the optimizer has stepped on these gradients already."
             remedy = "step once per window: leave one of the two steps out."
+            if again.scaler and not event.scaler:
+                remedy = f"delete this line: {again.scaler}.step() has used the gradients."
             yield Hit(event, (again, "first step"), message=text, remedy=remedy)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Hashable, Iterator
 
-from halfstep.rules.events import EMA, SCHEDULE, STEP, UPDATE, ZERO_GRAD, Event, Place, is_around
+from halfstep.rules.events import (
+    EMA,
+    SCHEDULE,
+    STEP,
+    UPDATE,
+    ZERO_GRAD,
+    Event,
+    Place,
+    is_around,
+    is_same_round,
+)
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -57,6 +68,8 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         self._steps: dict[tuple[str, str | None], list[Place]] = {}
         self._scaled: dict[str, Event] = {}
         self._ahead: dict[str, Event] = {}
+        self._told: dict[Place, list[Hashable]] = {}  # what a schedule was told, time after time
+        self._waiting: dict[Place, Hit] = {}  # of schedules that were told something
 
     def on_event(self, event: Event, ledger: Ledger) -> Iterator[Hit]:
         for optimizer in [*self._ahead] if event.kind == UPDATE else event.optimizers:
@@ -88,10 +101,32 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
         step = self._scaled.get(optimizer)
         outside = step is not None and is_around(event, step)
         waiting = bool(ledger.window(optimizer).waiting())
-        return not outside and len(set(steps)) == len(steps) and (bool(steps) or waiting)
+        now_and_then = event.kind == EMA and step is not None and _is_beside(event, step)
+        return (
+            not outside
+            and (len(set(steps)) == len(steps) or now_and_then)
+            and (bool(steps) or waiting)
+        )
 
     def _follow(self, event: Event | None, ledger: Ledger, optimizer: str) -> Iterator[Hit]:
         """What moves with the last step, whether that was skipped or not."""
         step, skipped = self._scaled.get(optimizer), ledger.window(optimizer).skipped
         if event and step and (not event.fact("guarded") if skipped is None else skipped):
-            yield Hit(event, (step, "may skip"), scaler=step.scaler)
+            hit = Hit(event, (step, "may skip"), scaler=step.scaler)
+            if event.fact("position") is None:
+                yield hit
+            else:
+                self._told.setdefault(event.where, []).append(event.fact("position"))
+                self._waiting[event.where] = hit
+
+    def finish(self, ledger: Ledger) -> Iterator[Hit]:
+        """Of schedules that were told something new each time; ``step(epoch)`` does not move."""
+        for place, told in self._told.items():
+            if len(told) > 1 and all(a != b for a, b in itertools.pairwise(told)):
+                yield self._waiting[place]
+
+
+def _is_beside(event: Event, step: Event) -> bool:
+    """Whether both stand in one loop, and are run in the same round of it."""
+    loops = event.fact("loops")
+    return bool(loops) and loops == step.fact("loops") and is_same_round(event, step)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import BACKWARD, SCHEDULE, STEP, UPDATE, Event, Place, is_around
+from halfstep.rules.events import (
+    BACKWARD,
+    SCHEDULE,
+    STEP,
+    UPDATE,
+    Event,
+    Place,
+    is_around,
+    is_same_round,
+)
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import Ledger
 from halfstep.rules.rule import Hit, OrderRule
@@ -53,6 +62,7 @@ for x, y in batches:
     def __init__(self) -> None:
         self._ahead: dict[str, Event] = {}
         self._first: dict[Place, Event | None] = {}
+        self._before: dict[Place, Event] = {}  # the last time there, ahead of the first step
         self._idle: dict[Place, Event] = {}
         self._num_updates = 0
 
@@ -65,7 +75,9 @@ for x, y in batches:
                 ahead = self._ahead.pop(optimizer, None)
                 if ahead and not _is_per_epoch(ahead, event):
                     yield Hit(ahead, (event, "the step it should follow"))
-                self._first.update((p, event) for p, step in self._first.items() if not step)
+                for place, step in self._first.items():
+                    if step is None and is_same_round(self._before[place], event):
+                        self._first[place] = event
             else:
                 yield from self._schedule(event, ledger, optimizer)
 
@@ -84,6 +96,7 @@ for x, y in batches:
             if event.where in self._first:
                 self._idle[event.where] = event
             self._first[event.where] = None
+            self._before[event.where] = event
 
     def finish(self, ledger: Ledger) -> Iterator[Hit]:
         for event in self._idle.values() if self._num_updates > 1 else ():

@@ -37,10 +37,10 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if not torch.isfinite(norm):
         optimizer.zero_grad()  # <- HS112
-        continue
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
 """
     )
     good = (
@@ -91,4 +91,7 @@ for x, y in [(batches[0][0] * 1e30, batches[0][1]), *batches]:
                 return Hit(unscale, related, message=text, scaler=event.scaler)
             text = text.replace("after this ", "here ")
             return Hit(left, (unscale, "unscaled"), related, message=text, scaler=event.scaler)
+        if left and left.where.path == dropped.where.path and left.where.line > dropped.where.line:
+            cleared = (dropped, "cleared")
+            return Hit(left, (unscale, "unscaled"), cleared, following, scaler=event.scaler)
         return Hit(dropped, (unscale, "unscaled"), following, scaler=event.scaler)

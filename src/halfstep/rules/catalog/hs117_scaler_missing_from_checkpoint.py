@@ -82,11 +82,14 @@ torch.save(state, io.BytesIO())
             if steps:
                 scaler = steps[0].scaler
                 related = [(steps[0], "steps through the scaler")]
+                where = save.fact("entry") if save.fact("apart") else save
+                if where is not save:
+                    related.insert(0, (save, "saved here"))
                 others = {s.where: s for s in self._saves if s.where != save.where}
                 related += [(other, "saved here too") for other in others.values()]
                 if scaler in self._made:
                     related.append((self._made[scaler], "the scaler"))
-                yield Hit(save, *related, edits=_edits(save, scaler), scaler=scaler)
+                yield Hit(where, *related, edits=_edits(save, scaler), scaler=scaler)
                 return
 
 

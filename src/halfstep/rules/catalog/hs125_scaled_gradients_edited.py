@@ -12,6 +12,7 @@ from halfstep.rules.rule import Hit, OrderRule
 _TEXTS = {
     "nan": None,
     "add": "these gradients carry the loss scale: what is added here is divided by it later.",
+    "limit": "these gradients carry the loss scale: the limit here means limit / scale.",
     "hook": "this hook gets gradients that carry the loss scale: its limit means limit / scale.",
 }
 

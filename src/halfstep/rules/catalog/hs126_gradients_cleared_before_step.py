@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfstep.rules.events import STEP, Event, Place
+from halfstep.rules.events import STEP, Event, Place, is_deeper
 from halfstep.rules.examples import SETUP
 from halfstep.rules.ledger import STEPPED, UNSCALED, Ledger, Window
 from halfstep.rules.rule import Hit, OrderRule
@@ -72,6 +72,7 @@ for x, y in batches:
                 related = ((window.dropped[-1].event, "backward"), (event, "step"))
                 hit = Hit(window.cleared, *related)
                 hit.unless = ("moves", window.optimizer, True)
+                hit.avoidable = is_deeper(window.cleared, event)
                 yield hit
                 return
             place = window.cleared.where
