@@ -4,7 +4,7 @@
     python benchmarks/ranks.py --quick    # few rounds, nothing written
 
 Two processes with gloo on this machine. All ways to make a step live in the same pair and take
-turns: in a round each makes ten windows, in an order that is drawn anew. The table shows medians
+turns: in a round each makes five windows, in an order that is drawn anew. The table shows medians
 and quartiles of the ratios *within* a round to the stock loop: torch's wrapper,
 `torch.amp.GradScaler`, `clip_grad_norm_`, fused AdamW. The stock loops exchange gradients at
 every micro-batch, as they are written; "no_sync" is a stock loop that does it once per window by
@@ -38,7 +38,8 @@ import halfstep as hs
 from update import machine, quartiles  # type: ignore[import-not-found]  # the script beside it
 
 WORLD, LAYERS, WIDTH, BATCH = 2, 8, 384, 32
-WINDOWS = 10  # of a way in a round
+WINDOWS = 5  # of a way in a round
+ROUNDS = {"ddp": 30, "fsdp": 12}
 Step = Callable[[], object]
 
 
@@ -125,7 +126,7 @@ def measured(kind: str, size: int, rounds: int) -> dict[str, list[float]]:
     for step in ways.values():
         for _ in range(5):
             step()
-    order = random.Random(0)  # the same on both ranks  # noqa: S311
+    order = random.Random(0)  # the same on both ranks
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         names = list(ways)
@@ -139,12 +140,12 @@ def measured(kind: str, size: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def work(rank: int, store: str, rounds: int, results: Any) -> None:
+def work(rank: int, store: str, quick: bool, results: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, WORLD), rank=rank, world_size=WORLD)
     for kind in ("ddp", "fsdp"):
         for size in (1, 4):
-            found = measured(kind, size, rounds)
+            found = measured(kind, size, 4 if quick else ROUNDS[kind])
             if rank == 0:
                 results.put((kind, size, found))
     dist.barrier()
@@ -159,7 +160,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (f"{folder}/store", 5 if quick else 40, results)
+        arguments = (f"{folder}/store", quick, results)
         pair = [context.Process(target=work, args=(rank, *arguments)) for rank in range(WORLD)]
         for process in pair:
             process.start()
