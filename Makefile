@@ -34,6 +34,7 @@ bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/update.py
 	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/policy.py

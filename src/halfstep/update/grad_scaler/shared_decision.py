@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from halfstep.records import BadValueError
 from halfstep.update.optimizers.gradients import Gradients
@@ -104,10 +104,11 @@ class SharedDecision:
 
 def _wrappers_of(parameters: Sequence[Tensor]) -> list[Any]:
     held = {id(p) for p in parameters}
+    found: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     return [
-        thing
-        for thing in gc.get_objects()
-        if is_ddp(thing) and any(id(p) in held for p in thing.parameters())
+        module
+        for module in found
+        if is_ddp(module) and any(id(p) in held for p in module.parameters())
     ]
 
 
