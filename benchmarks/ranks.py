@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 import halfstep as hs
 from update import machine, quartiles  # type: ignore[import-not-found]  # the script beside it
 
+TIMEOUT = timedelta(seconds=120)
 WORLD, LAYERS, WIDTH, BATCH = 2, 8, 384, 32
 WINDOWS = 5  # of a way in a round
 ROUNDS = {"ddp": 30, "fsdp": 12}
@@ -79,7 +80,7 @@ def stock(kind: str, window: list[Tensor], *, once: bool) -> Step:
     def step() -> None:
         for number, x in enumerate(window):
             with exchanged(number == len(window) - 1):
-                scaler.scale(loss_fn(model, x) / len(window)).backward()
+                scaler.scale(loss_fn(model, x) / len(window)).backward()  # type: ignore[no-untyped-call]
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
@@ -142,7 +143,9 @@ def measured(kind: str, size: int, rounds: int) -> dict[str, list[float]]:
 
 def work(rank: int, store: str, quick: bool, results: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, WORLD), rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=TIMEOUT
+    )
     for kind in ("ddp", "fsdp"):
         for size in (1, 4):
             found = measured(kind, size, 4 if quick else ROUNDS[kind])
