@@ -1,6 +1,7 @@
 """Cases for `test_agreement`: what two ranks find out together, and what both of them refuse."""
 
 # no `from __future__ import annotations`: torch reads those of a communication hook
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -281,6 +282,41 @@ def hooks_of_communication(rank: int, world: int) -> dict[str, Any]:
         engine.train_step([rows(rank, 4)], mean_loss)
         found[name] = weights(model)
     return found
+
+
+@case(2)
+def saved_in_the_background(rank: int, world: int) -> dict[str, Any]:
+    """The run goes on while it is written."""
+    names: list[Any] = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(names, src=0)
+
+    def run(make: Callable[[], nn.Module], rank: int) -> Any:
+        model = make()
+        path = f"{names[0]}/{make.__name__}"
+        engine = engine_of(model, adamw(model), ema=0.5)
+        engine.train_step([rows(rank, 4, 0)], mean_loss)
+        at_the_save = weights(model)
+        pending = hs.save_checkpoint(path, engine, extra={"save": 1}, wait=False)
+        for step in range(1, 4):
+            engine.train_step([rows(rank, 4, step)], mean_loss)
+        after = weights(model)
+        assert pending is not None
+        pending.wait()
+        found = hs.load_checkpoint(path, engine)
+        loaded = weights(model)
+        hs.save_checkpoint(path, engine, extra={"save": 2}, wait=False)
+        hs.save_checkpoint(path, engine, extra={"save": 3}, wait=False)  # waits for the second
+        hs.save_checkpoint(path, engine, extra={"save": 4})
+        return {
+            "saved": at_the_save,
+            "after": after,
+            "loaded": loaded,
+            "number": found["save"],
+            "last": hs.load_checkpoint(path, engine)["save"],
+            "num_updates": engine.num_updates,
+        }
+
+    return _for_each(run, rank)
 
 
 # --- what is refused on both ----------------------------------------------------------------------

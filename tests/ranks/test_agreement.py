@@ -171,6 +171,15 @@ def test_hooks_that_average_are_allowed(found: Results, hook: str) -> None:
     check_same([result[hook] for result in found["hooks_of_communication"]])
 
 
+@BOTH
+def test_save_in_the_background_is_of_its_moment(found: Results, model: str) -> None:
+    for result in found["saved_in_the_background"]:
+        saved = result[model]
+        assert (saved["number"], saved["last"], saved["num_updates"]) == (1, 4, 1)
+        assert differences(saved["saved"], saved["loaded"]) == []
+        assert differences(saved["saved"], saved["after"]) != []
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

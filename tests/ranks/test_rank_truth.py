@@ -119,7 +119,8 @@ def test_norm_loss_and_divisor_are_of_all_rows(
         assert result["consumed"] == truth.consumed
         assert result["losses"] == pytest.approx(truth.losses, rel=32 * EPS)
         if not cases.WAYS[way].is_two:  # each optimizer has its own there
-            assert result["norms"] == pytest.approx(truth.norms, rel=32 * EPS)
+            for ours, right in zip(result["norms"], truth.norms, strict=True):
+                assert abs(ours - right) / right <= 8 * EPS
 
 
 @pytest.mark.parametrize(("world", "wrapper", "way"), ALL)

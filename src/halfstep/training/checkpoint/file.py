@@ -6,11 +6,18 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, overload
 
 import torch
 
 from halfstep.records import BadTypeError, BadValueError
+from halfstep.training.checkpoint.background import (
+    PendingSave,
+    copied,
+    in_the_background,
+    own_group,
+    wait_for_save,
+)
 from halfstep.training.checkpoint.fits import optimizer_facts
 from halfstep.training.checkpoint.parts import NOT_ASKED_FOR, Load, LoadReport, chosen_parts
 from halfstep.training.checkpoint.plain import refuse_unloadable
@@ -30,19 +37,43 @@ _WITHOUT_TENSORS: dict[str, Any] = {
 }  # written as tensors, or plain
 
 
+@overload
 def save_checkpoint(
-    path: str | Path, engine: Engine, *, extra: dict[str, Any] | None = None
-) -> None:
+    path: str | Path,
+    engine: Engine,
+    *,
+    extra: dict[str, Any] | None = None,
+    wait: Literal[True] = True,
+) -> None: ...
+
+
+@overload
+def save_checkpoint(
+    path: str | Path, engine: Engine, *, extra: dict[str, Any] | None = None, wait: bool
+) -> PendingSave | None: ...
+
+
+def save_checkpoint(
+    path: str | Path, engine: Engine, *, extra: dict[str, Any] | None = None, wait: bool = True
+) -> PendingSave | None:
     """Write model, optimizer, engine (scale, counters, clock, schedule, average) and RNG states.
 
     The file is written beside its place, synced to the disk and renamed, so that `path` is always
     a whole checkpoint, the old or the new one, also if the process is killed. What a killed save
     left behind is removed by the next one.
 
+    With several processes all of them call it, with the same path on a file system that all see;
+    `path` is a folder then.
+
     Args:
         path: Where to.
         engine: Outside of an open window.
         extra: Your own plain data and tensors by name (position in the data, epoch).
+        wait: ``False`` to write in the background, from a copy of everything that is made at once.
+            One at a time: the next save of the engine waits for it, as the end of the process does.
+
+    Returns:
+        With ``wait=False`` the save that goes on: ``wait()`` raises what went wrong.
 
     Raises:
         CallOrderError: Inside an open window.
@@ -77,18 +108,33 @@ def save_checkpoint(
         "rng": rng_state(),
         "extra": extra or {},
     }
-    ranks = engine.ranks
-    if ranks.are_several:
-        from halfstep.training.checkpoint.several_ranks import save_folder
-
+    wait_for_save(engine)
+    if engine.ranks.are_several:
         with engine.all_together():
-            refuse_unloadable({**content, **_WITHOUT_TENSORS})
-            save_folder(target, content, ranks)
-        return
+            return _save_together(target, engine, content, wait)
     if has_dtensors(p for model in engine.models.values() for p in model.parameters()):
         content |= {part: local_parts(content[part]) for part in _WITHOUT_TENSORS}
     refuse_unloadable(content)
+    if not wait:
+        copy = copied(content)
+        return in_the_background(
+            engine, lambda: write_whole(target, lambda file: torch.save(copy, file))
+        )
     write_whole(target, lambda file: torch.save(content, file))
+    return None
+
+
+def _save_together(
+    target: Path, engine: Engine, content: dict[str, Any], wait: bool
+) -> PendingSave | None:
+    from halfstep.training.checkpoint.several_ranks import save_folder
+
+    refuse_unloadable({**content, **_WITHOUT_TENSORS})
+    if wait:
+        save_folder(target, content, engine.ranks)
+        return None
+    copy, ranks = copied(content), own_group(engine)
+    return in_the_background(engine, lambda: save_folder(target, copy, ranks))
 
 
 def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,7 +62,7 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Non
     Syncs: yes.
     """
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-    with _quietly(), _explained("the tensors of the checkpoint cannot be written"):
+    with _quietly(group), _explained("the tensors of the checkpoint cannot be written"):
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
 
 
@@ -92,7 +93,7 @@ class TensorFolder:
             BadValueError: On all ranks, where one could not read.
         """
         if targets or group is not None:
-            with _quietly(), _explained("the tensors of the checkpoint cannot be read"):
+            with _quietly(group), _explained("the tensors of the checkpoint cannot be read"):
                 load(
                     dict(targets),
                     storage_reader=self._reader,
@@ -159,8 +160,14 @@ def _explained(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """torch warns that one process saves as one process, which is meant, and of its own calls."""
+def _quietly(group: Any) -> Iterator[None]:
+    """torch warns that one process saves as one process, which is meant.
+
+    Filters of warnings belong to the process, so that a save in the background leaves them alone.
+    """
+    if group is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="torch")
         yield
